@@ -1,1 +1,44 @@
+//! Who am I and who are the others.
+//!
+//! A [`World`] is one rank's view of its job: rank, size, a [`Store`] through which ranks meet, and [`Liveness`], which
+//! knows from the kernel who is still there. Ranks are processes started by [`Launch`] (`rankwise launch`), or threads.
+//!
+//! It is not a message layer: the store is for joining, and data goes through a communicator of a backend.
+//!
+//! ```
+//! use rankwise_core::Group;
+//! use rankwise_world::{Attachment, World};
+//! use std::time::Duration;
+//!
+//! let names = World::threads(2, |world| {
+//!     let mine = format!("I am {}", world.rank());
+//!     let all = Group::world(world.size());
+//!     let met = world.store().exchange("names", "names", &all, mine.as_bytes(), Attachment::None, Duration::from_secs(10))?;
+//!     Ok(met.into_iter().map(|(bytes, _)| String::from_utf8_lossy(&bytes).into_owned()).collect::<Vec<_>>())
+//! })?
+//! .into_iter()
+//! .collect::<rankwise_core::Result<Vec<_>>>()?;
+//! assert_eq!(names[1], ["I am 0", "I am 1"]);
+//! # Ok::<(), rankwise_core::Error>(())
+//! ```
+//!
+//! Files: `world` and `environment` decide who we are; `store` and `liveness` are the two interfaces; `table` is the state
+//! of the store, used by `thread_store` and by the launcher's hub.
 
+mod deadline;
+mod driver;
+mod environment;
+#[cfg(target_os = "linux")]
+mod joining;
+mod liveness;
+mod store;
+mod table;
+mod thread_store;
+mod world;
+
+pub use driver::{Driver, ProbeReport};
+pub use environment::{LAUNCH_VARIABLES, PROTOCOL};
+pub use liveness::{Liveness, PeerStatus};
+pub use store::{Attachment, MAX_KEY, MAX_PAYLOAD, MAX_STORE, MAX_VALUE, Store};
+pub use table::RankEnd;
+pub use world::{Placement, World};

@@ -1,0 +1,330 @@
+//! What the environment says about this process: a pure function over a map, so that every case is a row of a test.
+
+use rankwise_core::{Error, ErrorKind, Result};
+use std::collections::HashMap;
+use std::str::FromStr;
+
+/// Version of the environment and of the launcher's messages; ranks of another version are refused.
+pub const PROTOCOL: &str = "1";
+
+/// Variables set by `rankwise launch`, and what they mean.
+pub const LAUNCH_VARIABLES: [(&str, &str); 9] = [
+    (RANK, "global rank of this process"),
+    (WORLD_SIZE, "number of ranks of the job"),
+    (LOCAL_RANK, "rank among those of this host"),
+    (LOCAL_SIZE, "number of ranks on this host"),
+    (JOB_ID, "128-bit job id in hexadecimal"),
+    (CONTROL_FD, "inherited descriptor of the socket to the launcher"),
+    (LIFE_FD, "inherited descriptor of the file whose record locks show who lives"),
+    (PROTOCOL_VERSION, "version of this protocol"),
+    (CPUS, "CPUs the ranks of this host may use together"),
+];
+
+pub(crate) const RANK: &str = "RANKWISE_RANK";
+pub(crate) const WORLD_SIZE: &str = "RANKWISE_WORLD_SIZE";
+pub(crate) const LOCAL_RANK: &str = "RANKWISE_LOCAL_RANK";
+pub(crate) const LOCAL_SIZE: &str = "RANKWISE_LOCAL_SIZE";
+pub(crate) const JOB_ID: &str = "RANKWISE_JOB_ID";
+pub(crate) const CONTROL_FD: &str = "RANKWISE_CONTROL_FD";
+pub(crate) const LIFE_FD: &str = "RANKWISE_LIFE_FD";
+pub(crate) const PROTOCOL_VERSION: &str = "RANKWISE_PROTOCOL";
+pub(crate) const CPUS: &str = "RANKWISE_CPUS";
+
+const HOW: &str = "start the program with `rankwise launch -n N -- PROGRAM`";
+
+/// How this process was started.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// By nobody we know: a world of one.
+    Alone,
+    /// By our launcher.
+    Launched(Launched),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Launched {
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) local_size: usize,
+    pub(crate) job: u128,
+    pub(crate) control_fd: i32,
+    pub(crate) life_fd: i32,
+    pub(crate) cpus: Option<usize>,
+}
+
+/// Reads the variables that concern joining.
+pub(crate) fn origin(variables: &HashMap<String, String>) -> Result<Origin> {
+    // A job id and a CPU count may be set by hand for other purposes; they alone announce nothing.
+    let announced = [RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE, CONTROL_FD, LIFE_FD, PROTOCOL_VERSION]
+        .into_iter()
+        .find(|name| variables.contains_key(*name));
+    match announced {
+        Some(name) => launched(variables, name).map(Origin::Launched),
+        None => foreign_launcher(variables).map(|()| Origin::Alone),
+    }
+}
+
+fn launched(variables: &HashMap<String, String>, announced: &str) -> Result<Launched> {
+    let text = |name: &str| {
+        variables.get(name).map(String::as_str).ok_or_else(|| {
+            Error::config(format!("{announced} is set but {name} is not; {HOW}, or unset the variables RANKWISE_*"))
+        })
+    };
+    let theirs = text(PROTOCOL_VERSION)?;
+    if theirs != PROTOCOL {
+        let kind =
+            ErrorKind::Refused { key: PROTOCOL_VERSION.into(), ours: PROTOCOL.into(), theirs: printable(theirs) };
+        return Err(Error::new(
+            kind,
+            "the launcher speaks another version of the protocol; build the program and `rankwise` from the same version",
+        ));
+    }
+    let size: usize = number(WORLD_SIZE, text(WORLD_SIZE)?)?;
+    let local_size: usize = number(LOCAL_SIZE, text(LOCAL_SIZE)?)?;
+    let launched = Launched {
+        rank: below(RANK, number(RANK, text(RANK)?)?, WORLD_SIZE, size)?,
+        size,
+        local_rank: below(LOCAL_RANK, number(LOCAL_RANK, text(LOCAL_RANK)?)?, LOCAL_SIZE, local_size)?,
+        local_size,
+        job: match text(JOB_ID)? {
+            id if id.len() == 32 && id.bytes().all(|b| b.is_ascii_hexdigit()) => {
+                u128::from_str_radix(id, 16).unwrap_or_default()
+            }
+            id => {
+                return Err(Error::config(format!(
+                    "{JOB_ID} is `{}`, not 32 hexadecimal digits; {HOW}",
+                    printable(id)
+                )));
+            }
+        },
+        control_fd: descriptor(CONTROL_FD, text(CONTROL_FD)?)?,
+        life_fd: descriptor(LIFE_FD, text(LIFE_FD)?)?,
+        cpus: match variables.get(CPUS) {
+            Some(text) => Some(number::<usize>(CPUS, text)?.max(1)),
+            None => None,
+        },
+    };
+    if local_size > size {
+        return Err(Error::config(format!(
+            "{LOCAL_SIZE} is {local_size}, more than {WORLD_SIZE}, which is {size}; {HOW}"
+        )));
+    }
+    if launched.control_fd == launched.life_fd {
+        return Err(Error::config(format!(
+            "{CONTROL_FD} and {LIFE_FD} both name descriptor {}; {HOW}",
+            launched.life_fd
+        )));
+    }
+    Ok(launched)
+}
+
+fn number<T: FromStr>(name: &str, text: &str) -> Result<T> {
+    text.parse().map_err(|_| Error::config(format!("{name} is `{}`, not a whole number; {HOW}", printable(text))))
+}
+
+fn descriptor(name: &str, text: &str) -> Result<i32> {
+    match number::<i32>(name, text)? {
+        fd if fd > 2 => Ok(fd),
+        fd => Err(Error::config(format!("{name} is {fd}, no descriptor that a launcher passes; {HOW}"))),
+    }
+}
+
+fn below(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<usize> {
+    if value < limit {
+        return Ok(value);
+    }
+    Err(Error::config(format!("{name} is {value}, but {limit_name} is {limit}: ranks are 0 to size - 1; {HOW}")))
+}
+
+/// An error when another launcher started several processes: each would silently be a world of its own.
+fn foreign_launcher(variables: &HashMap<String, String>) -> Result<()> {
+    let refuse = |launcher: &str, name: &str, size: usize| {
+        Err(Error::config(format!(
+            "{name}={size} says that {launcher} started {size} processes, but this version joins only what \
+             `rankwise launch` started: run `rankwise launch -n {size} -- PROGRAM` instead of {launcher}, or unset {name} \
+             to run alone"
+        )))
+    };
+    let torch = "torchrun";
+    match (variables.get("RANK"), variables.get("WORLD_SIZE")) {
+        (Some(rank), Some(size)) => {
+            let size: usize = number("WORLD_SIZE", size)?;
+            below("RANK", number("RANK", rank)?, "WORLD_SIZE", size)?;
+            if size > 1 {
+                return refuse(torch, "WORLD_SIZE", size);
+            }
+        }
+        (None, Some(size)) if size.trim() != "1" => {
+            return Err(Error::config(format!(
+                "WORLD_SIZE is set but RANK is not, so {torch}'s set is incomplete; {HOW}, or unset WORLD_SIZE"
+            )));
+        }
+        (Some(_), None) => {
+            return Err(Error::config(format!(
+                "RANK is set but WORLD_SIZE is not, so {torch}'s set is incomplete; {HOW}, or unset RANK"
+            )));
+        }
+        _ => {}
+    }
+    let slurm_step = variables.contains_key("SLURM_STEP_ID");
+    for (launcher, name, inside) in [
+        ("mpirun", "OMPI_COMM_WORLD_SIZE", true),
+        ("mpiexec", "PMI_SIZE", true),
+        // Without a step this is the shell of an allocation, not a task.
+        ("srun", "SLURM_NTASKS", slurm_step),
+    ] {
+        if let Some(size) = variables.get(name).filter(|_| inside) {
+            let size: usize = number(name, size)?;
+            if size > 1 {
+                return refuse(launcher, name, size);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Text from the environment, safe and short enough for an error message.
+fn printable(text: &str) -> String {
+    text.chars().take(64).flat_map(char::escape_debug).collect()
+}
+
+/// The variables of this process that [`origin`] looks at.
+pub(crate) fn of_this_process() -> HashMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
+        .filter(|(name, _)| {
+            ["RANKWISE_", "OMPI_COMM_WORLD_", "PMI_", "SLURM_"].iter().any(|prefix| name.starts_with(prefix))
+                || name == "RANK"
+                || name == "WORLD_SIZE"
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FULL: [(&str, &str); 9] = [
+        (RANK, "1"),
+        (WORLD_SIZE, "4"),
+        (LOCAL_RANK, "1"),
+        (LOCAL_SIZE, "4"),
+        (JOB_ID, "000102030405060708090a0b0c0d0e0f"),
+        (CONTROL_FD, "7"),
+        (LIFE_FD, "8"),
+        (CPUS, "2"),
+        (PROTOCOL_VERSION, PROTOCOL),
+    ];
+
+    fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect()
+    }
+
+    fn full_with(name: &str, value: Option<&str>) -> HashMap<String, String> {
+        let mut variables = map(&FULL);
+        match value {
+            Some(value) => variables.insert(name.into(), value.into()),
+            None => variables.remove(name),
+        };
+        variables
+    }
+
+    #[test]
+    fn a_full_set_is_read() {
+        let expected = Launched {
+            rank: 1,
+            size: 4,
+            local_rank: 1,
+            local_size: 4,
+            job: 0x0001_0203_0405_0607_0809_0a0b_0c0d_0e0f,
+            control_fd: 7,
+            life_fd: 8,
+            cpus: Some(2),
+        };
+        assert_eq!(origin(&map(&FULL)).unwrap(), Origin::Launched(expected.clone()));
+        let foreign_too = [FULL.to_vec(), vec![("RANK", "0"), ("WORLD_SIZE", "9")]].concat();
+        assert_eq!(origin(&map(&foreign_too)).unwrap(), Origin::Launched(expected));
+    }
+
+    #[test]
+    fn alone() {
+        for row in [
+            &[][..],
+            &[(JOB_ID, "mine")],
+            &[(CPUS, "4")],
+            &[("RANKWISE_BACKEND", "shm")],
+            &[("RANK", "0"), ("WORLD_SIZE", "1")],
+            &[("WORLD_SIZE", "1")],
+            &[("OMPI_COMM_WORLD_SIZE", "1")],
+            &[("SLURM_NTASKS", "8")],
+            &[("SLURM_NTASKS", "1"), ("SLURM_STEP_ID", "0")],
+        ] {
+            assert_eq!(origin(&map(row)).unwrap(), Origin::Alone, "{row:?}");
+        }
+    }
+
+    #[test]
+    fn every_missing_variable_is_named() {
+        for (name, _) in FULL.iter().filter(|(name, _)| *name != CPUS) {
+            let error = origin(&full_with(name, None)).unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::Config);
+            assert!(error.message().contains(&format!("but {name} is not")), "{error}");
+            assert!(error.message().contains("rankwise launch"), "{error}");
+        }
+    }
+
+    #[test]
+    fn every_bad_value_is_named() {
+        for (name, value) in [
+            (RANK, "4"),
+            (RANK, "-1"),
+            (RANK, ""),
+            (RANK, "one"),
+            (RANK, "99999999999999999999"),
+            (WORLD_SIZE, "0"),
+            (WORLD_SIZE, "1.5"),
+            (LOCAL_RANK, "4"),
+            (LOCAL_SIZE, "5"),
+            (LOCAL_SIZE, "x"),
+            (JOB_ID, "12"),
+            (JOB_ID, "+00102030405060708090a0b0c0d0e0f"),
+            (CONTROL_FD, "0"),
+            (CONTROL_FD, "-3"),
+            (CONTROL_FD, "8"),
+            (LIFE_FD, "2"),
+            (LIFE_FD, "fd"),
+            (CPUS, "many"),
+        ] {
+            let error = origin(&full_with(name, Some(value))).unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::Config, "{name}={value}");
+            assert!(error.message().contains(name), "{name}={value}: {error}");
+        }
+    }
+
+    #[test]
+    fn another_protocol_is_refused_with_both_values() {
+        let error = origin(&full_with(PROTOCOL_VERSION, Some("0"))).unwrap_err();
+        let expected = ErrorKind::Refused { key: PROTOCOL_VERSION.into(), ours: PROTOCOL.into(), theirs: "0".into() };
+        assert_eq!(error.kind(), &expected);
+    }
+
+    #[test]
+    fn other_launchers_are_refused() {
+        for (row, named) in [
+            (&[("RANK", "0"), ("WORLD_SIZE", "2")][..], "torchrun"),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2"),
+            (&[("WORLD_SIZE", "2")], "RANK is not"),
+            (&[("RANK", "0")], "WORLD_SIZE is not"),
+            (&[("RANK", "0"), ("WORLD_SIZE", "two")], "WORLD_SIZE is `two`"),
+            (&[("OMPI_COMM_WORLD_SIZE", "3")], "mpirun"),
+            (&[("PMI_SIZE", "3")], "mpiexec"),
+            (&[("SLURM_NTASKS", "3"), ("SLURM_STEP_ID", "0")], "srun"),
+        ] {
+            let error = origin(&map(row)).unwrap_err();
+            assert_eq!(error.kind(), &ErrorKind::Config, "{row:?}");
+            assert!(error.message().contains(named), "{row:?}: {error}");
+            assert!(error.message().contains("rankwise launch") || named.contains('`'), "{row:?}: {error}");
+        }
+    }
+}
