@@ -202,6 +202,13 @@ impl Error {
         self
     }
 
+    /// Replaces the operation: the user called this one, made of others.
+    #[must_use]
+    pub(crate) fn renamed(mut self, operation: OpKind) -> Error {
+        self.0.operation = Some(operation);
+        self
+    }
+
     /// Sets the group and this rank's global rank unless set.
     #[must_use]
     pub fn with_group(mut self, group: &Group, rank: usize) -> Error {

@@ -3,19 +3,41 @@
 //! This crate knows no engine and does no input or output. It holds what every backend and every user shares.
 
 pub mod backend;
+mod buffer;
+mod bytes;
+mod call;
 pub mod caps;
+mod check;
+mod comm;
 pub mod config;
 pub mod dtype;
 pub mod error;
 pub mod fork;
+mod fp8;
 pub mod group;
 pub mod mem;
+mod member;
 pub mod op;
+mod ops;
+mod registry;
+mod scope;
+mod segbuf;
+mod solo;
+mod split;
+mod tag;
+mod work;
 
+pub use buffer::{Absent, Buffer, Dest, InPlace, Owned, Source};
+pub use call::{Call, Part};
 pub use caps::{Capabilities, DeadlineSupport, Determinism, Threshold};
+pub use comm::{AbortHandle, Communicator};
 pub use config::{Config, OnStuck, Settings, Wait};
 pub use dtype::{DType, DTypeSet, Elem};
 pub use error::{Error, ErrorKind, Result};
 pub use group::Group;
 pub use mem::{MemorySpace, Queue};
 pub use op::{OpKind, ReduceOp};
+pub use registry::Backend;
+pub use scope::{Scope, ScopedWork};
+pub use segbuf::SegBuf;
+pub use work::{Work, WorkError};
