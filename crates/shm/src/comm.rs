@@ -1,0 +1,418 @@
+//! One communicator on this rank: its segments, counters and first failure.
+
+use crate::ctl::{Ctl, Poison, PoisonKind, Progress, SLOTS, recheck_fence};
+use crate::descriptor::{self, Words};
+use crate::exit;
+use crate::futex;
+use crate::layout::Layout;
+use crate::pause::WaitRules;
+use crate::queue::Queue;
+use crate::rank_state::RankState;
+use crate::segment::Segment;
+use crate::sync::Payload;
+use rankwise_core::backend::CommSpec;
+use rankwise_core::fork::Generation;
+use rankwise_core::{Capabilities, Error, ErrorKind, Group, Result};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+/// One communicator on this rank.
+///
+/// Calls run one at a time: `queue` is locked for the whole of a blocking call. The counters are atomics only so that
+/// `&Comm` suffices; nobody else writes them meanwhile.
+pub(crate) struct Comm {
+    pub(crate) spec: CommSpec,
+    pub(crate) me: usize,
+    pub(crate) layout: Layout,
+    pub(crate) caps: Capabilities,
+    pub(crate) rules: WaitRules,
+    pub(crate) rank: Arc<RankState>,
+    /// Started calls. Declared before the segments: their futures end first.
+    pub(crate) queue: Mutex<Queue>,
+    /// One segment a member, in group order; this rank's own is writable.
+    segments: Box<[Arc<Segment>]>,
+    pub(crate) allocations: Mutex<crate::alloc::Allocations>,
+    /// First failure on this rank.
+    cause: OnceLock<Error>,
+    closed: AtomicBool,
+    generation: Generation,
+    /// Sequence number of the last call.
+    seq: AtomicU64,
+    /// Last call that every member was seen to have posted.
+    met: AtomicU64,
+    /// Ring steps of all calls so far.
+    pub(crate) steps: AtomicU64,
+    /// The member that the last wait waits for.
+    pub(crate) waiting: AtomicUsize,
+    /// Counts waits that ended, so that the pause starts over.
+    pub(crate) moves: AtomicU64,
+    /// Fragments sent to and received from each member.
+    pub(crate) sent: Box<[AtomicU64]>,
+    pub(crate) received: Box<[AtomicU64]>,
+    /// Lengths the rank lost-list had when this communicator last looked.
+    seen_lost: AtomicUsize,
+    sources: Mutex<Sources>,
+}
+
+/// Scratch for the kernels' source pointers.
+struct Sources(Vec<*const u8>);
+
+// SAFETY: the pointers are refilled before each use, by the thread that uses them.
+unsafe impl Send for Sources {}
+
+/// Members up to which the kernels' source pointers fit on the stack.
+const FEW: usize = 16;
+
+impl Comm {
+    pub(crate) fn new(
+        spec: CommSpec,
+        me: usize,
+        caps: Capabilities,
+        rules: WaitRules,
+        rank: Arc<RankState>,
+        segments: Box<[Arc<Segment>]>,
+    ) -> Comm {
+        let members = segments.len();
+        let counters = || (0..members).map(|_| AtomicU64::new(0)).collect();
+        let comm = Comm {
+            spec,
+            me,
+            layout: Layout::new(members),
+            caps,
+            rules,
+            queue: Mutex::default(),
+            segments,
+            allocations: Mutex::default(),
+            cause: OnceLock::new(),
+            closed: AtomicBool::new(false),
+            generation: Generation::current(),
+            seq: AtomicU64::new(0),
+            met: AtomicU64::new(0),
+            steps: AtomicU64::new(0),
+            waiting: AtomicUsize::new(usize::MAX),
+            moves: AtomicU64::new(0),
+            sent: counters(),
+            received: counters(),
+            seen_lost: AtomicUsize::new(0),
+            sources: Mutex::new(Sources(vec![std::ptr::null(); if members > FEW { members } else { 0 }])),
+            rank,
+        };
+        exit::register(&comm.segments[me]);
+        comm
+    }
+
+    pub(crate) fn group(&self) -> &Group {
+        &self.spec.group
+    }
+
+    #[inline]
+    pub(crate) fn members(&self) -> usize {
+        self.segments.len()
+    }
+
+    pub(crate) fn global(&self, member: usize) -> usize {
+        self.spec.group.global(member).unwrap_or(usize::MAX)
+    }
+
+    /// The other members, starting after this rank so that not everybody looks at rank 0 first.
+    #[inline]
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (me, n) = (self.me, self.members());
+        (me + 1..n).chain(0..me)
+    }
+
+    #[inline]
+    pub(crate) fn ctl(&self, member: usize) -> &Ctl {
+        // SAFETY: every segment begins with a `Ctl`, is page aligned, was zeroed, and lives as long as `self`. A `Ctl` has
+        // only atomics and a payload cell.
+        unsafe { &*self.segments[member].base().cast::<Ctl>() }
+    }
+
+    #[inline]
+    pub(crate) fn own(&self) -> &Ctl {
+        self.ctl(self.me)
+    }
+
+    /// An address in a member's segment; `offset` comes from [`Layout`].
+    #[inline]
+    pub(crate) fn at(&self, member: usize, offset: usize) -> *mut u8 {
+        debug_assert!(offset < self.layout.bytes);
+        // SAFETY: the layout's offsets lie within the segment, whose size was checked against the layout.
+        unsafe { self.segments[member].base().add(offset) }
+    }
+
+    /// A 64-bit word in a member's segment.
+    #[inline]
+    pub(crate) fn word(&self, member: usize, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset % 8 == 0);
+        // SAFETY: within the segment (see `at`), aligned, and only ever used as an atomic.
+        unsafe { &*self.at(member, offset).cast::<AtomicU64>() }
+    }
+
+    /// Where member `member` exposes the contribution to call `seq`.
+    #[inline]
+    pub(crate) fn exposed(&self, member: usize, seq: u64, inline: bool) -> *mut u8 {
+        if inline { self.ctl(member).slot(seq).payload.as_ptr() } else { self.at(member, self.layout.stage(seq)) }
+    }
+
+    /// Calls `f` with a pointer for each member, in group order.
+    #[inline]
+    pub(crate) fn with_sources<R>(
+        &self,
+        mut source: impl FnMut(usize) -> *const u8,
+        f: impl FnOnce(&[*const u8]) -> R,
+    ) -> R {
+        let n = self.members();
+        let fill = |slots: &mut [*const u8], source: &mut dyn FnMut(usize) -> *const u8| {
+            for (member, slot) in slots.iter_mut().enumerate() {
+                *slot = source(member);
+            }
+        };
+        if n <= FEW {
+            let mut few = [std::ptr::null(); FEW];
+            for (member, slot) in few[..n].iter_mut().enumerate() {
+                *slot = source(member);
+            }
+            f(&few[..n])
+        } else {
+            let mut many = self.sources.lock().unwrap_or_else(|e| e.into_inner());
+            fill(&mut many.0, &mut source);
+            f(&many.0)
+        }
+    }
+
+    // ---- calls -------------------------------------------------------------------------------------------------
+
+    /// Whether calls are still possible: `Closed`, `Poisoned`, or `PeerLost` of a member that another communicator lost.
+    #[inline]
+    pub(crate) fn check_usable(&self) -> Result<()> {
+        let lost = self.rank.lost_count();
+        if self.cause.get().is_none()
+            && !self.closed.load(Ordering::Relaxed)
+            && lost == self.seen_lost.load(Ordering::Relaxed)
+        {
+            return Ok(());
+        }
+        self.refuse_unusable(lost)
+    }
+
+    #[cold]
+    fn refuse_unusable(&self, lost: usize) -> Result<()> {
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::new(ErrorKind::Closed, "the communicator was finalized; make a new one"));
+        }
+        if let Some(cause) = self.cause.get() {
+            return Err(self.poisoned(cause));
+        }
+        self.seen_lost.store(lost, Ordering::Relaxed);
+        match self.rank.lost_among(self.group()) {
+            Some(rank) => Err(self.fail(PoisonKind::Lost, rank, lost_error(rank))),
+            None => Ok(()),
+        }
+    }
+
+    fn poisoned(&self, cause: &Error) -> Error {
+        Error::new(
+            ErrorKind::Poisoned,
+            format!("an earlier failure made this communicator unusable ({cause}); shrink it, or make a new one"),
+        )
+        .with_peers(cause.peers().iter().copied())
+        .with_source(cause.clone())
+    }
+
+    /// The first failure, once there is one.
+    pub(crate) fn cause(&self) -> Option<&Error> {
+        self.cause.get()
+    }
+
+    pub(crate) fn current_seq(&self) -> u64 {
+        self.seq.load(Ordering::Relaxed)
+    }
+
+    /// Takes the next sequence number. Its slot may be overwritten as soon as [`Comm::slot_is_free`].
+    #[inline]
+    pub(crate) fn next_seq(&self) -> u64 {
+        let seq = self.seq.load(Ordering::Relaxed) + 1;
+        self.seq.store(seq, Ordering::Relaxed);
+        seq
+    }
+
+    /// Waits until every member has posted call `seq + 1 - SLOTS`, so that nobody reads this rank's slot and stage.
+    #[inline]
+    pub(crate) async fn slot_is_free(&self, seq: u64) {
+        let needed = (seq + 1).saturating_sub(SLOTS);
+        if self.met.load(Ordering::Relaxed) < needed {
+            for q in self.others() {
+                self.until(q, || self.ctl(q).has_posted(needed)).await;
+            }
+            self.met.store(needed, Ordering::Relaxed);
+        }
+    }
+
+    /// Publishes call `seq` and rings.
+    #[inline]
+    pub(crate) fn post(&self, seq: u64, words: Words, fill: impl FnOnce(&Payload)) {
+        self.own().post(seq, words, fill);
+        self.ring();
+    }
+
+    /// Waits for every member's post of `seq` and compares the descriptors.
+    #[inline]
+    pub(crate) async fn meet(&self, seq: u64, words: Words) -> Result<()> {
+        let mut difference = 0;
+        for q in self.others() {
+            let ctl = self.ctl(q);
+            self.until(q, || ctl.has_posted(seq)).await;
+            let theirs = ctl.words(seq);
+            difference |= (theirs[0] ^ words[0]) | (theirs[1] ^ words[1]) | (theirs[2] ^ words[2]);
+        }
+        self.met.store(seq, Ordering::Relaxed);
+        if difference == 0 { Ok(()) } else { Err(self.disagreement(seq)) }
+    }
+
+    #[cold]
+    fn disagreement(&self, seq: u64) -> Error {
+        let all: Vec<Words> = (0..self.members()).map(|q| self.ctl(q).words(seq)).collect();
+        let error = descriptor::verdict(self.group(), self.me, &all);
+        match error.kind() {
+            ErrorKind::Mismatch => {
+                let odd = error.peers().first().copied().unwrap_or(0);
+                self.fail(PoisonKind::Mismatch, odd, error)
+            }
+            _ => error,
+        }
+    }
+
+    /// The last look before `Ok`: no member failed in this call or before.
+    #[inline]
+    pub(crate) fn recheck(&self, seq: u64) -> Result<()> {
+        recheck_fence();
+        for q in 0..self.members() {
+            if let Some(poison) = self.ctl(q).poisoned() {
+                if poison.concerns(seq) {
+                    return Err(self.adopt(q, poison));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Raises an own progress counter and rings.
+    #[inline]
+    pub(crate) fn advance(&self, progress: Progress, value: u64) {
+        self.own().advance(progress, value);
+        self.ring();
+    }
+
+    /// Wakes those who sleep until this rank publishes.
+    #[inline]
+    pub(crate) fn ring(&self) {
+        let mut sleepers = false;
+        for q in self.others() {
+            sleepers |= self.ctl(q).sleeps_on(self.me);
+        }
+        if sleepers {
+            self.own().change_bell();
+            futex::wake_all(self.own().bell());
+        }
+    }
+
+    /// Wakes every sleeper of the communicator, whomever it waits for.
+    fn ring_all(&self) {
+        for q in 0..self.members() {
+            futex::wake_all(self.ctl(q).bell());
+        }
+    }
+
+    // ---- failure -----------------------------------------------------------------------------------------------
+
+    /// Records the first failure, poisons, wakes everybody, and returns what this call fails with.
+    #[cold]
+    pub(crate) fn fail(&self, kind: PoisonKind, culprit: usize, error: Error) -> Error {
+        let seq = self.current_seq();
+        self.own().poison(Poison { kind, culprit: culprit as u32, seq: seq as u32 });
+        let error = error.with_sequence(seq).with_group(self.group(), self.global(self.me));
+        let _ = self.cause.set(error.clone());
+        if kind == PoisonKind::Lost {
+            self.rank.add_lost(culprit);
+        }
+        self.ring_all();
+        error
+    }
+
+    /// A member's poison becomes this rank's failure.
+    #[cold]
+    pub(crate) fn adopt(&self, member: usize, poison: Poison) -> Error {
+        let culprit = poison.culprit as usize;
+        let (reporter, me) = (self.global(member), self.global(self.me));
+        let error = match poison.kind {
+            PoisonKind::Lost => lost_error(culprit),
+            PoisonKind::Left => left_error(culprit),
+            PoisonKind::Aborted => Error::new(
+                ErrorKind::Aborted,
+                format!("rank {culprit} aborted this communicator; make a new one to go on"),
+            )
+            .with_peers([culprit]),
+            PoisonKind::Mismatch => Error::new(
+                ErrorKind::Mismatch,
+                format!("rank {reporter} found that rank {culprit} called something else; see its error for both calls"),
+            )
+            .with_peers([culprit]),
+            PoisonKind::Timeout if culprit == me => Error::new(
+                ErrorKind::Timeout,
+                format!("rank {reporter} gave up waiting for this rank; call in time or raise the deadline"),
+            )
+            .with_peers([culprit]),
+            PoisonKind::Timeout => Error::new(
+                ErrorKind::Timeout,
+                format!("rank {reporter} gave up waiting for rank {culprit}; is that rank stuck?"),
+            )
+            .with_peers([culprit]),
+        };
+        self.fail(poison.kind, culprit, error)
+    }
+
+    /// Makes every member's calls fail. Any thread.
+    pub(crate) fn abort(&self) {
+        if !self.generation.is_current() {
+            return;
+        }
+        let seq = self.current_seq() as u32;
+        self.own().poison(Poison { kind: PoisonKind::Aborted, culprit: self.global(self.me) as u32, seq });
+        self.ring_all();
+    }
+
+    /// The goodbye was said: later calls are `Closed`, peers see this rank as left.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+        self.own().leave();
+        self.ring_all();
+    }
+}
+
+pub(crate) fn lost_error(rank: usize) -> Error {
+    Error::new(
+        ErrorKind::PeerLost,
+        format!("rank {rank} died; look at its output and exit status, then shrink or start again"),
+    )
+    .with_peers([rank])
+}
+
+pub(crate) fn left_error(rank: usize) -> Error {
+    Error::new(
+        ErrorKind::PeerLeft,
+        format!("rank {rank} finalized, dropped its communicator or exited before this call; make it take part, or stop calling it"),
+    )
+    .with_peers([rank])
+}
+
+impl Drop for Comm {
+    fn drop(&mut self) {
+        exit::unregister(&self.segments[self.me]);
+        // In a forked child the segment is the parent's.
+        if self.generation.is_current() {
+            self.own().leave();
+            self.ring_all();
+        }
+    }
+}

@@ -1,0 +1,412 @@
+//! The backend interface over [`Comm`].
+
+use crate::alloc::Allocation;
+use crate::comm::Comm;
+use crate::ctl::PoisonKind;
+use crate::descriptor;
+use crate::ops::Op;
+use crate::queue::{Lane, Progressing};
+use crate::rank_state::RankState;
+use crate::segment::Segment;
+use rankwise_core::backend::{Counts, RawCall, RawCommunicator, RawSegment, RawWork};
+use rankwise_core::{Capabilities, Error, ErrorKind, Group, OpKind, Queue, Result};
+use rankwise_world::{Attachment, Placement};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One communicator as the layer above sees it.
+pub(crate) struct ShmCommunicator(pub(crate) Arc<Comm>);
+
+impl Comm {
+    /// Posts and meets a call that moves no data through the rings.
+    async fn handshake(&self, kind: OpKind, count: u64) -> Result<()> {
+        let words = [kind as u64, count, 0];
+        let seq = self.next_seq();
+        self.slot_is_free(seq).await;
+        self.post(seq, words, |_| {});
+        self.meet(seq, words).await?;
+        self.recheck(seq)
+    }
+
+    /// Takes `calls` sequence numbers for a call that was refused.
+    async fn refuse(&self, kind: OpKind, why: &ErrorKind, calls: usize) {
+        for _ in 0..calls {
+            let seq = self.next_seq();
+            self.slot_is_free(seq).await;
+            self.post(seq, descriptor::rejected(kind, why), |_| {});
+        }
+    }
+
+    /// Runs a batch; when a peer refused one of its calls it refused all that follow.
+    async fn batch(&self, calls: &[RawCall<'_>]) -> Result<()> {
+        let batch = calls.len();
+        for (index, call) in calls.iter().enumerate() {
+            let result = self.execute(Op { call: *call, index, batch }).await;
+            if let Err(error) = result {
+                if error.kind() == &ErrorKind::PeerRejected {
+                    self.refuse(call.kind, &ErrorKind::PeerRejected, batch - index - 1).await;
+                }
+                return Err(error.with_sequence(self.current_seq()));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn host_only(queue: Queue) -> Result<()> {
+    match queue {
+        Queue::Host => Ok(()),
+        _ => Err(Error::new(
+            ErrorKind::UnsupportedMode,
+            "shared memory has no streams; call on the host queue",
+        )),
+    }
+}
+
+/// A call and the counts it points to.
+struct Kept {
+    call: RawCall<'static>,
+    _send: Box<[usize]>,
+    _recv: Box<[usize]>,
+}
+
+impl Kept {
+    fn new(call: &RawCall<'_>) -> Kept {
+        let send: Box<[usize]> = call.counts.send.into();
+        let recv: Box<[usize]> = call.counts.recv.into();
+        // SAFETY: the boxes live in the same value as the call, do not move when it does, and are never changed.
+        let counts = unsafe {
+            Counts { send: &*std::ptr::from_ref(&*send), recv: &*std::ptr::from_ref(&*recv) }
+        };
+        Kept { call: RawCall { counts, ..*call }, _send: send, _recv: recv }
+    }
+}
+
+/// The communicator that a queued future belongs to.
+#[derive(Clone, Copy)]
+struct Home(*const Comm);
+
+impl Home {
+    /// # Safety
+    ///
+    /// Only inside a future in the queue of this communicator: the queue is a field of it and ends before it does.
+    unsafe fn comm<'a>(self) -> &'a Comm {
+        // SAFETY: as the caller promises; a `Comm` lives in an `Arc` and does not move.
+        unsafe { &*self.0 }
+    }
+}
+
+impl ShmCommunicator {
+    /// Queues calls; one lane and one state for each.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RawCommunicator::start`].
+    unsafe fn enqueue(&self, calls: &[RawCall<'_>]) -> Vec<Arc<Progressing>> {
+        let comm = &self.0;
+        let batch = calls.len();
+        let mut queue = comm.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let mut states = Vec::with_capacity(batch);
+        for (index, call) in calls.iter().enumerate() {
+            let kept = Kept::new(call);
+            let lane = match call.kind {
+                OpKind::Send => Lane::Send(call.root),
+                OpKind::Recv => Lane::Recv(call.root),
+                _ => Lane::Collective,
+            };
+            let home = Home(Arc::as_ptr(comm));
+            let operation = Box::pin(async move {
+                let kept = kept;
+                // SAFETY: this future lives in the queue of that communicator.
+                let comm = unsafe { home.comm() };
+                let result = comm.execute(Op { call: kept.call, index, batch }).await;
+                if let Err(error) = &result {
+                    if error.kind() == &ErrorKind::PeerRejected && index + 1 < batch {
+                        tracing::debug!(index, batch, "a peer refused one call of a started batch");
+                    }
+                }
+                result.map_err(|error| error.with_sequence(comm.current_seq()))
+            });
+            let state = Arc::new(Progressing::default());
+            // SAFETY: the caller keeps the buffers valid until the work is idle, that is until no state is pending.
+            unsafe { queue.push(lane, operation, state.clone()) };
+            comm.rank.add_outstanding(comm);
+            states.push(state);
+        }
+        queue.progress(comm);
+        states
+    }
+
+    /// Runs `operation` now if nothing is queued; `None` when something is.
+    fn run_alone(&self, operation: impl Future<Output = Result<()>>, deadline: Duration) -> Option<Result<()>> {
+        let queue = self.0.queue.lock().unwrap_or_else(|e| e.into_inner());
+        queue.is_empty().then(|| self.0.drive(operation, deadline))
+    }
+
+    /// Waits until everything queued has ended.
+    fn drain(&self, deadline: Duration) -> Result<()> {
+        self.0.wait_while(
+            &mut || {
+                let mut queue = self.0.queue.lock().unwrap_or_else(|e| e.into_inner());
+                queue.progress(&self.0);
+                queue.is_empty().then_some(Ok(()))
+            },
+            deadline,
+        )
+    }
+
+    /// Runs a call of the communicator's own after everything queued.
+    fn run_after_queue(&self, operation: impl Future<Output = Result<()>>, deadline: Duration) -> Result<()> {
+        let began = Instant::now();
+        self.drain(deadline)?;
+        let rest = deadline.saturating_sub(began.elapsed());
+        // Nobody else starts calls now: the layer above sees to it.
+        self.run_alone(operation, rest).unwrap_or_else(|| {
+            Err(Error::new(ErrorKind::Busy, "another thread started a call on this communicator meanwhile"))
+        })
+    }
+}
+
+// SAFETY: see the operations: they read `src`, write `dst` within their lengths, and hold no pointer beyond `run`; started
+// calls keep theirs in the queue, which `cancel` and completion remove. Allocations own their mapping.
+unsafe impl RawCommunicator for ShmCommunicator {
+    fn group(&self) -> &Group {
+        self.0.group()
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.0.caps
+    }
+
+    #[inline]
+    unsafe fn run(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<()> {
+        host_only(queue)?;
+        self.0.check_usable()?;
+        if let Some(result) = self.run_alone(self.0.batch(calls), deadline) {
+            return result;
+        }
+        // SAFETY: passed on; `wait` ends idle, or `cancel` makes it so, before the buffers' borrow ends.
+        let mut work = unsafe { self.start(calls, Queue::Host, deadline)? };
+        let result = work.wait(deadline);
+        if result.is_err() {
+            work.cancel();
+        }
+        result
+    }
+
+    unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>> {
+        host_only(queue)?;
+        self.0.check_usable()?;
+        let began = Instant::now();
+        // SAFETY: the caller's promise is the same.
+        let states = unsafe { self.enqueue(calls) };
+        Ok(Box::new(ShmWork { comm: self.0.clone(), states, began, deadline, looks: 0 }))
+    }
+
+    fn reject(&self, kind: OpKind, why: &Error, calls: usize) {
+        // Sends and receives take no sequence number.
+        if matches!(kind, OpKind::Send | OpKind::Recv) || self.0.check_usable().is_err() {
+            return;
+        }
+        let refuse = async {
+            self.0.refuse(kind, why.kind(), calls).await;
+            Ok(())
+        };
+        let deadline = self.0.rank.settings.timeout;
+        if self.run_alone(refuse, deadline).is_some() {
+            return;
+        }
+        let (home, why) = (Home(Arc::as_ptr(&self.0)), why.kind().clone());
+        let refuse = Box::pin(async move {
+            // SAFETY: this future lives in the queue of that communicator.
+            unsafe { home.comm() }.refuse(kind, &why, calls).await;
+            Ok(())
+        });
+        let mut queue = self.0.queue.lock().unwrap_or_else(|e| e.into_inner());
+        // SAFETY: the future holds no buffers.
+        unsafe { queue.push(Lane::Collective, refuse, Arc::default()) };
+        self.0.rank.add_outstanding(&self.0);
+    }
+
+    fn alloc(&self, bytes: usize, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
+        let comm = &self.0;
+        comm.check_usable()?;
+        let began = Instant::now();
+        let (own, attachment) = new_segment(&comm.rank, bytes.next_multiple_of(4096)).inspect_err(|error| {
+            self.reject(OpKind::Alloc, error, 1);
+        })?;
+        self.run_after_queue(comm.handshake(OpKind::Alloc, bytes as u64), deadline)?;
+        let index = comm.allocations.lock().unwrap_or_else(|e| e.into_inner()).next_index();
+        let key = format!("shm/alloc/{:x}/{}/{index}", comm.spec.tag, comm.group());
+        let what = format!("allocation {index} of {bytes} bytes on group {}", comm.group());
+        let rest = deadline.saturating_sub(began.elapsed());
+        let parts = comm
+            .rank
+            .world
+            .store()
+            .exchange(&key, &what, comm.group(), &[], attachment, rest)
+            .and_then(|parts| open_segments(comm.me, own, parts.into_iter().map(|(_, part)| part)))
+            .map_err(|error| {
+                let kind = match error.kind() {
+                    ErrorKind::PeerLost => PoisonKind::Lost,
+                    ErrorKind::PeerLeft => PoisonKind::Left,
+                    _ => PoisonKind::Timeout,
+                };
+                let culprit = error.peers().first().copied().unwrap_or(comm.global(comm.me));
+                comm.fail(kind, culprit, error)
+            })?;
+        let allocation = Arc::new(Allocation::new(index, bytes, comm.me, parts));
+        comm.allocations.lock().unwrap_or_else(|e| e.into_inner()).add(&allocation);
+        Ok(allocation)
+    }
+
+    fn shrink(&self, _deadline: Duration) -> Result<Arc<dyn RawCommunicator>> {
+        Err(Error::new(
+            ErrorKind::Unsupported {
+                function: "shrink".into(),
+                needs: "a later version of the shm backend".into(),
+                have: env!("CARGO_PKG_VERSION").into(),
+            },
+            "survivors can't shrink yet; register a group of the survivors instead",
+        ))
+    }
+
+    fn abort(&self) {
+        self.0.abort();
+    }
+
+    fn finalize(&self, deadline: Duration) -> Result<()> {
+        self.0.check_usable()?;
+        self.run_after_queue(self.0.handshake(OpKind::Finalize, 0), deadline)?;
+        self.0.close();
+        Ok(())
+    }
+}
+
+/// Started calls.
+struct ShmWork {
+    comm: Arc<Comm>,
+    states: Vec<Arc<Progressing>>,
+    began: Instant,
+    deadline: Duration,
+    looks: u32,
+}
+
+impl ShmWork {
+    fn progress(&self) -> Option<Result<()>> {
+        if self.states.iter().any(|state| state.is_pending()) {
+            if let Ok(mut queue) = self.comm.queue.try_lock() {
+                queue.progress(&self.comm);
+            }
+        }
+        self.outcome()
+    }
+
+    fn outcome(&self) -> Option<Result<()>> {
+        let mut result = Ok(());
+        for state in &self.states {
+            match state.outcome() {
+                None => return None,
+                Some(Err(error)) if result.is_ok() => result = Err(error),
+                Some(_) => {}
+            }
+        }
+        Some(result)
+    }
+}
+
+impl RawWork for ShmWork {
+    fn test(&mut self) -> Result<bool> {
+        if let Some(result) = self.progress() {
+            return result.map(|()| true);
+        }
+        self.comm.rank.progress_others(&self.comm);
+        self.looks = self.looks.wrapping_add(1);
+        if self.looks % 64 == 0 || self.began.elapsed() >= self.deadline {
+            // No waiting: only a look at peers, poison and the deadline.
+            let rest = self.deadline.saturating_sub(self.began.elapsed());
+            self.comm.look_for_trouble(&mut || self.progress(), rest.is_zero(), self.began.elapsed())?;
+        }
+        Ok(false)
+    }
+
+    fn wait(&mut self, deadline: Duration) -> Result<()> {
+        self.comm.wait_while(&mut || self.progress(), deadline)
+    }
+
+    fn order(&mut self, queue: Queue) -> Result<()> {
+        host_only(queue)?;
+        let rest = self.deadline.saturating_sub(self.began.elapsed());
+        self.wait(rest)
+    }
+
+    fn cancel(&mut self) -> bool {
+        if self.states.iter().any(|state| state.is_pending()) {
+            // A collective that some have begun can't be taken back: the communicator ends here.
+            self.comm.abort();
+            let culprit = self.comm.global(self.comm.me);
+            let error = Error::new(ErrorKind::Aborted, "a started call was cancelled").with_peers([culprit]);
+            let error = self.comm.fail(PoisonKind::Aborted, culprit, error);
+            let mut queue = self.comm.queue.lock().unwrap_or_else(|e| e.into_inner());
+            queue.fail_all(&self.comm, &error);
+        }
+        true
+    }
+
+    fn detach(self: Box<Self>, owned: Box<dyn Any + Send>) {
+        // The last call of a batch ends last, in order; those of other lanes keep their own share of `owned`.
+        let owned = Arc::new(std::sync::Mutex::new(owned));
+        for state in &self.states {
+            state.keep(Box::new(owned.clone()));
+        }
+    }
+}
+
+/// A segment of this rank, and what to hand to the peers.
+pub(crate) fn new_segment(rank: &RankState, bytes: usize) -> Result<(Arc<Segment>, Attachment)> {
+    match rank.world.placement() {
+        #[cfg(target_os = "linux")]
+        Placement::Processes => {
+            let (segment, fd) = Segment::create(bytes)?;
+            Ok((Arc::new(segment), Attachment::Fd(fd)))
+        }
+        _ => {
+            let segment = Arc::new(Segment::heap(bytes)?);
+            Ok((segment.clone(), Attachment::Local(segment)))
+        }
+    }
+}
+
+/// Every member's segment, of the same size as this rank's own.
+pub(crate) fn open_segments(
+    me: usize,
+    own: Arc<Segment>,
+    attachments: impl Iterator<Item = Attachment>,
+) -> Result<Box<[Arc<Segment>]>> {
+    let mut segments = Vec::new();
+    for (member, attachment) in attachments.enumerate() {
+        segments.push(match attachment {
+            _ if member == me => own.clone(),
+            #[cfg(target_os = "linux")]
+            Attachment::Fd(fd) => Arc::new(Segment::open(&fd, own.bytes())?),
+            Attachment::Local(segment) => match segment.downcast::<Segment>() {
+                Ok(segment) if segment.bytes() == own.bytes() => segment,
+                _ => return Err(no_memory_offered(member)),
+            },
+            _ => return Err(no_memory_offered(member)),
+        });
+    }
+    Ok(segments.into())
+}
+
+fn no_memory_offered(member: usize) -> Error {
+    Error::new(
+        ErrorKind::Refused {
+            key: "segment".into(),
+            ours: "memory of the agreed size".into(),
+            theirs: format!("something else from member {member}"),
+        },
+        "a peer offered no usable memory; are all ranks of the same rankwise version?",
+    )
+}

@@ -1,0 +1,91 @@
+//! send and recv: fragments in the sender's mail slots, acknowledged by the receiver.
+
+use crate::comm::Comm;
+use crate::ctl::PoisonKind;
+use crate::descriptor;
+use crate::layout::MAIL_HEADER;
+use crate::sync::store_then_fence;
+use rankwise_core::backend::RawCall;
+use rankwise_core::{Error, ErrorKind, Result};
+use rankwise_reduce::copy::copy;
+use std::sync::atomic::Ordering;
+
+/// Words of a mail slot's header, after its sequence number: descriptor, element count, check.
+const WORDS: usize = 3;
+
+impl Comm {
+    /// Returns when the last fragment is in a slot.
+    pub(crate) async fn send(&self, call: &RawCall<'_>) -> Result<()> {
+        let to = call.root;
+        let words = descriptor::words(call, 0, 1);
+        let bytes = call.count * call.elem_size;
+        let fragments = bytes.div_ceil(self.layout.mail_bytes).max(1);
+        for i in 0..fragments {
+            let f = self.sent[to].load(Ordering::Relaxed);
+            let free = (f + 1).saturating_sub(self.layout.mail_slots);
+            let acks = self.word(to, self.layout.ack(self.me));
+            self.until(to, || acks.load(Ordering::Acquire) >= free).await;
+            let slot = self.layout.mail(to, f);
+            let from = i * self.layout.mail_bytes;
+            let length = (bytes - from).min(self.layout.mail_bytes);
+            // SAFETY: within `src`, and into an own mail slot that the receiver has acknowledged.
+            unsafe { copy(self.at(self.me, slot + MAIL_HEADER), call.src.ptr.add(from), length) };
+            for (i, word) in words.iter().enumerate() {
+                self.word(self.me, slot + 8 + i * 8).store(*word, Ordering::Relaxed);
+            }
+            // Releases the data and the words.
+            store_then_fence(self.word(self.me, slot), f + 1);
+            self.sent[to].store(f + 1, Ordering::Relaxed);
+            self.ring();
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn receive(&self, call: &RawCall<'_>) -> Result<()> {
+        let from = call.root;
+        let bytes = call.count * call.elem_size;
+        let fragments = bytes.div_ceil(self.layout.mail_bytes).max(1);
+        let mut ours = descriptor::words(call, 0, 1);
+        for i in 0..fragments {
+            let f = self.received[from].load(Ordering::Relaxed);
+            let slot = self.layout.mail(self.me, f);
+            let seq = self.word(from, slot);
+            // Acquires the data and the words.
+            self.until(from, || seq.load(Ordering::Acquire) > f).await;
+            let mut theirs = [0; WORDS];
+            for (i, word) in theirs.iter_mut().enumerate() {
+                *word = self.word(from, slot + 8 + i * 8).load(Ordering::Relaxed);
+            }
+            // All but the kind must agree.
+            ours[0] = ours[0] & !0xff | theirs[0] & 0xff;
+            if theirs != ours {
+                return Err(self.unexpected_message(from, call, theirs));
+            }
+            let offset = i * self.layout.mail_bytes;
+            let length = (bytes - offset).min(self.layout.mail_bytes);
+            // SAFETY: within `dst`; the sender keeps the slot until the acknowledgement.
+            unsafe { copy(call.dst.ptr.add(offset), self.at(from, slot + MAIL_HEADER), length) };
+            // Releases the reads of the slot.
+            store_then_fence(self.word(self.me, self.layout.ack(from)), f + 1);
+            self.received[from].store(f + 1, Ordering::Relaxed);
+            self.ring();
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn unexpected_message(&self, from: usize, call: &RawCall<'_>, theirs: [u64; WORDS]) -> Error {
+        let (sender, me) = (self.global(from), self.global(self.me));
+        let error = Error::new(
+            ErrorKind::Mismatch,
+            format!(
+                "rank {sender} sent {}, rank {me} receives {} {} (element size and tag count too); make both calls alike",
+                descriptor::describe(theirs),
+                call.count,
+                call.dtype
+            ),
+        )
+        .with_peers([sender, me]);
+        self.fail(PoisonKind::Mismatch, sender, error)
+    }
+}

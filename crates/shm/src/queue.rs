@@ -1,0 +1,160 @@
+//! Started calls: kept as futures, moved on by any wait or test of the rank.
+
+use crate::comm::Comm;
+use rankwise_core::{Error, Result};
+use std::any::Any;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+
+/// What a started call may overtake: nothing of its own lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Lane {
+    Collective,
+    Send(usize),
+    Recv(usize),
+}
+
+/// The state of a started call that its handle sees.
+#[derive(Default)]
+pub(crate) struct Progressing {
+    phase: AtomicU8,
+    error: Mutex<Option<Error>>,
+    /// What the buffers live in, once the handle is gone.
+    owned: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+const PENDING: u8 = 0;
+const DONE: u8 = 1;
+const FAILED: u8 = 2;
+
+impl Progressing {
+    pub(crate) fn is_pending(&self) -> bool {
+        self.phase.load(Ordering::Acquire) == PENDING
+    }
+
+    /// How it ended; `None` while it runs.
+    pub(crate) fn outcome(&self) -> Option<Result<()>> {
+        match self.phase.load(Ordering::Acquire) {
+            PENDING => None,
+            DONE => Some(Ok(())),
+            _ => {
+                let error = self.error.lock().unwrap_or_else(|e| e.into_inner()).clone();
+                Some(error.map_or(Ok(()), Err))
+            }
+        }
+    }
+
+    fn finish(&self, result: Result<()>) {
+        let phase = match result {
+            Ok(()) => DONE,
+            Err(error) => {
+                *self.error.lock().unwrap_or_else(|e| e.into_inner()) = Some(error);
+                FAILED
+            }
+        };
+        self.phase.store(phase, Ordering::Release);
+        let owned = self.owned.lock().unwrap_or_else(|e| e.into_inner()).take();
+        drop(owned);
+    }
+
+    /// Keeps `owned` until the call ends.
+    pub(crate) fn keep(&self, owned: Box<dyn Any + Send>) {
+        let mut slot = self.owned.lock().unwrap_or_else(|e| e.into_inner());
+        *slot = Some(owned);
+        // `finish` takes the lock after it has set the phase: one of the two sees the other.
+        if !self.is_pending() {
+            let owned = slot.take();
+            drop(slot);
+            drop(owned);
+        }
+    }
+}
+
+type Operation = Pin<Box<dyn Future<Output = Result<()>>>>;
+
+struct Started {
+    operation: Operation,
+    lane: Lane,
+    state: Arc<Progressing>,
+}
+
+// SAFETY: the future holds raw parts of buffers that the starter lent or gave up until the call is idle, and a pointer
+// to the communicator that owns this queue; both may be used from whichever thread holds the queue's lock.
+unsafe impl Send for Started {}
+
+/// The started calls of one communicator, oldest first.
+#[derive(Default)]
+pub(crate) struct Queue {
+    started: Vec<Started>,
+}
+
+impl Queue {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.started.is_empty()
+    }
+
+    /// Appends a call.
+    ///
+    /// # Safety
+    ///
+    /// What `operation` points to stays valid until `state` is no longer pending, and may be used from any thread.
+    pub(crate) unsafe fn push(&mut self, lane: Lane, operation: Operation, state: Arc<Progressing>) {
+        self.started.push(Started { operation, lane, state });
+    }
+
+    /// Polls what may run. Collectives run strictly in order; sends and receives only wait for those of the same pair.
+    pub(crate) fn progress(&mut self, comm: &Comm) {
+        if let Some(cause) = comm.cause() {
+            let cause = cause.clone();
+            return self.fail_all(comm, &cause);
+        }
+        let mut context = Context::from_waker(Waker::noop());
+        let mut blocked: Vec<Lane> = Vec::new();
+        let mut i = 0;
+        let mut ended = 0;
+        while i < self.started.len() {
+            let started = &mut self.started[i];
+            if blocked.contains(&started.lane) {
+                i += 1;
+                continue;
+            }
+            match started.operation.as_mut().poll(&mut context) {
+                Poll::Ready(result) => {
+                    let started = self.started.remove(i);
+                    drop(started.operation);
+                    started.state.finish(result);
+                    ended += 1;
+                    if comm.cause().is_some() {
+                        break;
+                    }
+                }
+                Poll::Pending => {
+                    blocked.push(started.lane);
+                    // All later ones are usually collectives: no need to walk over them.
+                    if started.lane == Lane::Collective
+                        && self.started[i..].iter().all(|later| later.lane == Lane::Collective)
+                    {
+                        break;
+                    }
+                    i += 1;
+                }
+            }
+        }
+        if ended > 0 {
+            comm.rank.remove_outstanding(ended);
+        }
+    }
+
+    /// Drops every call; their handles get the error.
+    pub(crate) fn fail_all(&mut self, comm: &Comm, error: &Error) {
+        let started = std::mem::take(&mut self.started);
+        comm.rank.remove_outstanding(started.len());
+        for one in started {
+            drop(one.operation);
+            one.state.finish(Err(error.clone()));
+        }
+    }
+}

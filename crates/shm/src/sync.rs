@@ -1,0 +1,52 @@
+//! Atomics of the protocol core, replaceable by loom's, and the two fences it needs.
+
+#[cfg(not(loom))]
+mod real {
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+    use std::cell::UnsafeCell;
+
+    /// Bytes of payload in a call slot.
+    pub(crate) const PAYLOAD: usize = 480;
+
+    /// The payload of a call slot: plain memory, ordered by the slot's sequence number.
+    #[repr(C)]
+    pub(crate) struct Payload(UnsafeCell<[u8; PAYLOAD]>);
+
+    impl Payload {
+        /// First byte. Writing needs a writable mapping and the slot not to be published.
+        pub(crate) fn as_ptr(&self) -> *mut u8 {
+            self.0.get().cast()
+        }
+    }
+
+    // SAFETY: access goes through raw pointers, by the owner before publication and by readers after it.
+    unsafe impl Sync for Payload {}
+
+    /// Stores so that later loads of this thread can't be ordered before it. On x86 one `xchg`.
+    #[inline]
+    pub(crate) fn store_then_fence(word: &AtomicU64, value: u64) {
+        word.swap(value, Ordering::SeqCst);
+    }
+}
+
+#[cfg(loom)]
+mod modelled {
+    pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+    /// The payload of a call slot: a cell whose unsynchronised use fails the model.
+    pub(crate) struct Payload(pub(crate) loom::cell::UnsafeCell<u64>);
+
+    // SAFETY: loom checks every access.
+    unsafe impl Sync for Payload {}
+
+    /// loom takes a sequentially consistent swap for acquire-release only, so the fence is spelled out.
+    pub(crate) fn store_then_fence(word: &AtomicU64, value: u64) {
+        word.store(value, Ordering::Release);
+        fence(Ordering::SeqCst);
+    }
+}
+
+#[cfg(loom)]
+pub(crate) use modelled::*;
+#[cfg(not(loom))]
+pub(crate) use real::*;

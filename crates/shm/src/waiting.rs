@@ -1,0 +1,229 @@
+//! Driving an operation to its end: poll, pause, look for trouble.
+
+use crate::comm::{Comm, left_error, lost_error};
+use crate::ctl::PoisonKind;
+use crate::descriptor;
+use crate::futex;
+use crate::pause::{Pause, Step};
+use rankwise_core::{Error, ErrorKind, Result};
+use rankwise_world::PeerStatus;
+use std::future::Future;
+use std::hint::spin_loop;
+use std::pin::{Pin, pin};
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// Resolves when the condition holds. Which member it waits for is noted for the one who drives it.
+pub(crate) struct Until<'a, F> {
+    comm: &'a Comm,
+    member: usize,
+    pending: bool,
+    condition: F,
+}
+
+impl<F: Fn() -> bool + Unpin> Future for Until<'_, F> {
+    type Output = ();
+
+    #[inline]
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        if (self.condition)() {
+            if self.pending {
+                self.comm.moves.fetch_add(1, Ordering::Relaxed);
+            }
+            return Poll::Ready(());
+        }
+        if !self.pending {
+            for _ in 0..self.comm.rules.burst {
+                spin_loop();
+                if (self.condition)() {
+                    return Poll::Ready(());
+                }
+            }
+            self.pending = true;
+        }
+        self.comm.waiting.store(self.member, Ordering::Relaxed);
+        Poll::Pending
+    }
+}
+
+/// Trouble found while waiting.
+enum Trouble {
+    Adopted(usize, crate::ctl::Poison),
+    Left(usize),
+    Lost(usize),
+    Deadline,
+}
+
+impl Comm {
+    /// Waits for `member` to publish what makes `condition` true.
+    #[inline]
+    pub(crate) fn until<F: Fn() -> bool + Unpin>(&self, member: usize, condition: F) -> Until<'_, F> {
+        Until { comm: self, member, pending: false, condition }
+    }
+
+    /// Runs an operation to its end on this thread.
+    #[inline]
+    pub(crate) fn drive(&self, operation: impl Future<Output = Result<()>>, deadline: Duration) -> Result<()> {
+        let mut operation = pin!(operation);
+        let mut context = Context::from_waker(Waker::noop());
+        match operation.as_mut().poll(&mut context) {
+            Poll::Ready(result) => result,
+            Poll::Pending => self.wait_while(
+                &mut || match operation.as_mut().poll(&mut context) {
+                    Poll::Ready(result) => Some(result),
+                    Poll::Pending => None,
+                },
+                deadline,
+            ),
+        }
+    }
+
+    /// Calls `look` until it returns something, pausing in between; fails on poison, leaving, death and the deadline.
+    pub(crate) fn wait_while(&self, look: &mut dyn FnMut() -> Option<Result<()>>, deadline: Duration) -> Result<()> {
+        let mut pause = Pause::new(self.rules);
+        let mut moves = self.moves.load(Ordering::Relaxed);
+        loop {
+            if let Some(result) = look() {
+                return result;
+            }
+            let shared = self.rank.has_outstanding();
+            if shared {
+                self.rank.progress_others(self);
+            }
+            let now = self.moves.load(Ordering::Relaxed);
+            if now != moves {
+                moves = now;
+                pause.progressed();
+            }
+            let (step, check) = pause.step();
+            match step {
+                Step::Spin => (0..8).for_each(|_| spin_loop()),
+                Step::Yield => std::thread::yield_now(),
+                Step::Sleep(limit) => {
+                    let rest = deadline.saturating_sub(pause.began.elapsed());
+                    // Other communicators may move without ringing this one's bells.
+                    let limit = if shared { Duration::from_millis(1) } else { limit };
+                    if let Some(result) = self.sleep(look, limit.min(rest)) {
+                        return result;
+                    }
+                }
+            }
+            if check {
+                if let Some(trouble) = self.find_trouble(pause.began.elapsed() >= deadline, step) {
+                    // What is complete stays complete: a peer may have failed or left after doing its part.
+                    if let Some(result) = look() {
+                        return result;
+                    }
+                    return Err(self.raise(trouble, pause.began.elapsed()));
+                }
+            }
+        }
+    }
+
+    /// One look at peers, poison and, when `late`, the deadline, for those who test instead of waiting.
+    pub(crate) fn look_for_trouble(
+        &self,
+        look: &mut dyn FnMut() -> Option<Result<()>>,
+        late: bool,
+        elapsed: Duration,
+    ) -> Result<()> {
+        match self.find_trouble(late, Step::Sleep(Duration::ZERO)) {
+            Some(trouble) => look().unwrap_or_else(|| Err(self.raise(trouble, elapsed))),
+            None => Ok(()),
+        }
+    }
+
+    /// One sleep on the bell of the member that is waited for.
+    fn sleep(&self, look: &mut dyn FnMut() -> Option<Result<()>>, limit: Duration) -> Option<Result<()>> {
+        let member = self.waiting.load(Ordering::Relaxed);
+        if member >= self.members() {
+            std::thread::sleep(limit.min(Duration::from_millis(1)));
+            return None;
+        }
+        let bell = self.own().prepare_sleep(member, self.ctl(member));
+        let result = look();
+        if result.is_none() && self.waiting.load(Ordering::Relaxed) == member && self.any_poison().is_none() {
+            futex::wait(self.ctl(member).bell(), bell, limit);
+        }
+        self.own().finish_sleep();
+        result
+    }
+
+    fn any_poison(&self) -> Option<(usize, crate::ctl::Poison)> {
+        (0..self.members()).find_map(|q| Some((q, self.ctl(q).poisoned()?)))
+    }
+
+    fn find_trouble(&self, late: bool, step: Step) -> Option<Trouble> {
+        if let Some((member, poison)) = self.any_poison() {
+            return Some(Trouble::Adopted(member, poison));
+        }
+        let member = self.waiting.load(Ordering::Relaxed);
+        if member < self.members() && member != self.me {
+            if self.ctl(member).has_left() {
+                return Some(Trouble::Left(member));
+            }
+            // Asking the kernel takes a microsecond: not while spinning.
+            if (late || matches!(step, Step::Sleep(_)))
+                && self.rank.world.liveness().status(self.global(member)) == PeerStatus::Gone
+            {
+                // It may have left properly in between.
+                let left = self.ctl(member).has_left();
+                return Some(if left { Trouble::Left(member) } else { Trouble::Lost(member) });
+            }
+        }
+        late.then_some(Trouble::Deadline)
+    }
+
+    #[cold]
+    fn raise(&self, trouble: Trouble, elapsed: Duration) -> Error {
+        let error = match trouble {
+            Trouble::Adopted(member, poison) => self.adopt(member, poison),
+            Trouble::Left(member) => {
+                let rank = self.global(member);
+                self.fail(PoisonKind::Left, rank, left_error(rank))
+            }
+            Trouble::Lost(member) => {
+                let rank = self.global(member);
+                self.fail(PoisonKind::Lost, rank, lost_error(rank))
+            }
+            Trouble::Deadline => self.timed_out(),
+        };
+        error.with_elapsed(elapsed)
+    }
+
+    /// Names the members that have not arrived and what they were last seen doing.
+    fn timed_out(&self) -> Error {
+        let seq = self.current_seq();
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        let mut missing: Vec<usize> = self.others().filter(|q| !self.ctl(*q).has_posted(seq)).collect();
+        missing.sort_unstable();
+        let arrived = missing.is_empty() || (waiting < self.members() && !missing.contains(&waiting));
+        if arrived {
+            missing = if waiting < self.members() { vec![waiting] } else { Vec::new() };
+        }
+        let seen = |q: &usize| {
+            let (last, words) = self.ctl(*q).last_posted();
+            let rank = self.global(*q);
+            match last {
+                0 => format!("rank {rank} has called nothing yet"),
+                last if last >= seq => format!("rank {rank} is in call {last}, {}, but does not move", descriptor::describe(words)),
+                last => format!("rank {rank} was last seen in call {last}, {}", descriptor::describe(words)),
+            }
+        };
+        let few: Vec<String> = missing.iter().take(8).map(seen).collect();
+        let more = missing.len().saturating_sub(few.len());
+        let more = if more > 0 { format!("; and {more} more") } else { String::new() };
+        let ranks: Vec<usize> = missing.iter().map(|q| self.global(*q)).collect();
+        let what = if arrived { "stand still" } else { "have not arrived" };
+        let error = Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "ranks {ranks:?} {what}: {}{more}; they are stopped, busy, or call something else: look at them, or raise the deadline",
+                few.join("; ")
+            ),
+        )
+        .with_peers(ranks.iter().copied());
+        self.fail(PoisonKind::Timeout, ranks.first().copied().unwrap_or(self.global(self.me)), error)
+    }
+}
