@@ -346,16 +346,22 @@ impl<'a> Part<'a> {
     /// The reduction of `src` into `dst`, of equal length.
     pub fn new<T: Elem>(src: &'a [T], dst: &'a mut [T], op: ReduceOp) -> Part<'a> {
         let shape = Shape::of::<T>(OpKind::AllReduce).op(op);
-        Part::of(Request { shape, src: Side::of_slice(src), dst: Side::of_slice_mut(dst) })
+        let request = Request { shape, src: Side::of_slice(src), dst: Side::of_slice_mut(dst) };
+        // SAFETY: both are borrowed for 'a.
+        unsafe { Part::of(request) }
     }
 
     /// The reduction of `buf` in place.
     pub fn in_place<T: Elem>(buf: &'a mut [T], op: ReduceOp) -> Part<'a> {
         let shape = Shape::of::<T>(OpKind::AllReduce).op(op).in_place();
-        Part::of(Request { shape, src: Side::ABSENT, dst: Side::of_slice_mut(buf) })
+        // SAFETY: borrowed for 'a.
+        unsafe { Part::of(Request { shape, src: Side::ABSENT, dst: Side::of_slice_mut(buf) }) }
     }
 
-    pub(crate) fn of(request: Request<'static>) -> Part<'a> {
+    /// # Safety
+    ///
+    /// The sides are valid for 'a, the destination for writes and reachable by nobody else.
+    pub(crate) unsafe fn of(request: Request<'static>) -> Part<'a> {
         Part { request, buffers: PhantomData }
     }
 }

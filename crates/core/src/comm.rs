@@ -5,14 +5,12 @@
 use crate::buffer::{Buffer, Owned, Side};
 use crate::call::{Call, Request, Shape};
 use crate::caps::Capabilities;
-use crate::check::{times, too_large};
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::group::Group;
 use crate::member::{Member, Scratch};
 use crate::op::OpKind;
 use crate::registry::Backend;
 use crate::segbuf::SegBuf;
-use crate::solo::SoloSegment;
 use crate::work::Work;
 use bytemuck::Pod;
 use std::cell::Cell;
@@ -142,42 +140,7 @@ impl Communicator {
     ///
     /// `Unsupported` when [`Capabilities::alloc`] is false; `NoMemory` or `Limit` when it can't be reserved.
     pub fn alloc<T: Pod>(&mut self, len: usize) -> Result<SegBuf<T>> {
-        let kind = OpKind::Alloc;
-        let member = &self.member;
-        let entered = member.enter(kind)?;
-        let checked = times(len, size_of::<T>(), "elements", "bytes").and_then(|bytes| {
-            let max = member.capabilities().max_bytes();
-            if !member.capabilities().alloc() {
-                return Err(Error::new(
-                    ErrorKind::Unsupported {
-                        function: "alloc".into(),
-                        needs: "a backend whose capability table has alloc".into(),
-                        have: self.backend.name().into(),
-                    },
-                    "this backend has no collective memory; use ordinary buffers",
-                ));
-            }
-            if align_of::<T>() > crate::bytes::ALIGNMENT {
-                return Err(Error::invalid(format!(
-                    "elements aligned to {} bytes can't be allocated; at most {} are supported",
-                    align_of::<T>(),
-                    crate::bytes::ALIGNMENT
-                )));
-            }
-            // A segment is never empty, so that zero elements need no rule of their own below.
-            if bytes as u64 <= max { Ok(bytes.max(1)) } else { Err(too_large(len, size_of::<T>(), max)) }
-        });
-        let bytes = match checked {
-            Ok(bytes) => bytes,
-            Err(error) => return Err(member.refuse(&entered, kind, error, 1)),
-        };
-        let segment = match member.raw() {
-            Some(raw) => raw.alloc(bytes, self.timeout),
-            None => SoloSegment::new(bytes).map(|segment| Arc::new(segment) as _),
-        };
-        segment
-            .and_then(|segment| SegBuf::new(segment, len, member.segments()))
-            .map_err(|error| member.blame(kind, error))
+        self.member.alloc(len, self.timeout)
     }
 
     /// Divides the group: members that give the same colour form a communicator, ordered by (key, position here); a

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::backend::{RawCall, RawCommunicator, RawWork};
+use crate::bytes::ALIGNMENT;
 use crate::call::{Part, Request};
 use crate::caps::Capabilities;
 use crate::check::{self, Place};
@@ -11,8 +12,9 @@ use crate::fork::Generation;
 use crate::group::Group;
 use crate::mem::Queue;
 use crate::op::OpKind;
-use crate::segbuf::{SegmentTable, SegmentView};
-use crate::solo;
+use crate::segbuf::{SegBuf, SegmentTable, SegmentView};
+use crate::solo::{self, SoloSegment};
+use bytemuck::Pod;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -106,10 +108,6 @@ impl Member {
 
     pub(crate) fn raw(&self) -> Option<&Arc<dyn RawCommunicator>> {
         self.raw.as_ref()
-    }
-
-    pub(crate) fn segments(&self) -> &Arc<SegmentTable> {
-        &self.segments
     }
 
     /// Number of splits that this rank knows to have happened.
@@ -213,15 +211,20 @@ impl Member {
 
     /// Enters only to refuse: for checks that are made before there is a request.
     #[cold]
-    pub(crate) fn enter_and_refuse(&self, kind: OpKind, error: Error) -> Error {
+    pub(crate) fn enter_and_refuse(&self, kind: OpKind, error: Error, calls: usize) -> Error {
         match self.enter(kind) {
-            Ok(entered) => self.refuse(&entered, kind, error, 1),
+            Ok(entered) => self.refuse(&entered, kind, error, calls),
             Err(error) => error,
         }
     }
 
     fn place(&self) -> Place<'_> {
         Place { size: self.group.len(), position: self.position, capabilities: &self.capabilities }
+    }
+
+    /// Checks a request whose destination is only a length yet.
+    pub(crate) fn check(&self, request: &Request<'_>) -> Result<()> {
+        check::check(request, self.place()).map(drop)
     }
 
     #[inline]
@@ -333,6 +336,47 @@ impl Member {
                 Ok(None)
             }
         }
+    }
+}
+
+impl Member {
+    /// Zeroed collective memory for `len` elements.
+    pub(crate) fn alloc<T: Pod>(&self, len: usize, deadline: Duration) -> Result<SegBuf<T>> {
+        let kind = OpKind::Alloc;
+        let entered = self.enter(kind)?;
+        let bytes = match self.check_alloc(len, size_of::<T>(), align_of::<T>()) {
+            Ok(bytes) => bytes,
+            Err(error) => return Err(self.refuse(&entered, kind, error, 1)),
+        };
+        let segment = match self.raw() {
+            Some(raw) => raw.alloc(bytes, deadline),
+            None => SoloSegment::new(bytes).map(|segment| Arc::new(segment) as _),
+        };
+        segment.and_then(|segment| SegBuf::new(segment, len, &self.segments)).map_err(|error| self.blame(kind, error))
+    }
+
+    fn check_alloc(&self, len: usize, size: usize, align: usize) -> Result<usize> {
+        let bytes = check::times(len, size, "elements", "bytes")?;
+        if !self.capabilities.alloc() {
+            return Err(Error::new(
+                ErrorKind::Unsupported {
+                    function: "alloc".into(),
+                    needs: "a backend with collective memory".into(),
+                    have: "none".into(),
+                },
+                "this backend can't allocate collective memory; use ordinary buffers",
+            ));
+        }
+        if align > ALIGNMENT {
+            return Err(Error::invalid(format!(
+                "elements aligned to {align} bytes can't be allocated; at most {ALIGNMENT} are possible"
+            )));
+        }
+        if bytes as u64 > self.capabilities.max_bytes() {
+            return Err(check::too_large(len, size, self.capabilities.max_bytes()));
+        }
+        // A segment is never empty, so that zero elements need no rule of their own below.
+        Ok(bytes.max(1))
     }
 }
 

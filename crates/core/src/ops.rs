@@ -73,7 +73,7 @@ impl Communicator {
         let max = self.capabilities().max_bytes();
         if is_root && bytes.len() as u64 > max {
             let error = crate::check::too_large(bytes.len(), 1, max);
-            return Err(self.member.enter_and_refuse(OpKind::Broadcast, error));
+            return Err(self.member.enter_and_refuse(OpKind::Broadcast, error, 1));
         }
         let mut length = if is_root { (bytes.len() as u64).to_le_bytes() } else { [0; 8] };
         self.run_inner(Shape { tag: tag::LENGTH, ..shape }, &[], &mut length)?;
@@ -84,7 +84,7 @@ impl Communicator {
         }
         if !is_root {
             if let Err(error) = make_room(bytes, length, max) {
-                return Err(self.member.enter_and_refuse(OpKind::Broadcast, error));
+                return Err(self.member.enter_and_refuse(OpKind::Broadcast, error, 1));
             }
         }
         self.run_inner(Shape { tag: tag::BYTES, ..shape }, &[], bytes)
