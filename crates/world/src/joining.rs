@@ -1,9 +1,76 @@
 //! Joining a job that our launcher started.
 
-use crate::environment::Launched;
-use crate::world::Inner;
-use rankwise_core::{Error, Result};
+#![allow(unsafe_code)]
 
-pub(crate) fn join(_: Launched) -> Result<Inner> {
-    Err(Error::config("this build cannot join processes yet; use World::threads"))
+use crate::environment::{CONTROL_FD, LIFE_FD, Launched, PROTOCOL, RANK, WORLD_SIZE};
+use crate::life::Life;
+use crate::process_store::ProcessStore;
+use crate::wire::MAX_RANKS;
+use crate::world::{Inner, Placement, available_cpus};
+use rankwise_core::{Error, Result};
+use rustix::io::{Errno, FdFlags};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+pub(crate) fn join(launched: Launched) -> Result<Inner> {
+    let Launched { rank, size, .. } = launched;
+    if size > MAX_RANKS {
+        return Err(Error::config(format!("{WORLD_SIZE} is {size}; one host has at most {MAX_RANKS} ranks")));
+    }
+    let control = inherit(CONTROL_FD, launched.control_fd)?;
+    check_control(&control, launched.control_fd)?;
+    let life = inherit(LIFE_FD, launched.life_fd)?;
+    let life = Life::take(life, rank, size).map_err(|holder| match holder {
+        Some(pid) => Error::config(format!(
+            "{RANK}={rank} is already taken by process {pid}; a rank is one process: clear RANKWISE_* in its children"
+        )),
+        None => wrong(LIFE_FD, launched.life_fd, "is not the life file of a launcher"),
+    })?;
+    let store = ProcessStore::connect(control, rank, size, PROTOCOL)?;
+    Ok(Inner {
+        rank,
+        size,
+        local_rank: launched.local_rank,
+        local_size: launched.local_size,
+        job: launched.job,
+        source: "RANKWISE_* (rankwise launch)",
+        placement: if size == 1 { Placement::Solo } else { Placement::Processes },
+        cpus: launched.cpus.unwrap_or_else(available_cpus),
+        store: Box::new(store),
+        liveness: Box::new(life),
+    })
+}
+
+/// A descriptor of our own for an inherited one. Both are closed on exec; the inherited one stays open, because nobody
+/// can know whether other code relies on the number.
+fn inherit(name: &str, number: i32) -> Result<OwnedFd> {
+    // SAFETY: borrowed for two fcntl calls only, which are harmless on any number, open or not.
+    let inherited = unsafe { BorrowedFd::borrow_raw(number) };
+    let own = rustix::io::fcntl_dupfd_cloexec(inherited, 3).map_err(|errno| match errno {
+        Errno::BADF => wrong(name, number, "is not open here"),
+        errno => wrong(name, number, "cannot be duplicated").with_source(errno),
+    })?;
+    let _ = rustix::io::fcntl_setfd(inherited, FdFlags::CLOEXEC);
+    Ok(own)
+}
+
+fn check_control(socket: &OwnedFd, number: i32) -> Result<()> {
+    let wrong = |what: &str| wrong(CONTROL_FD, number, what);
+    let family = sockopt::socket_domain(socket).map_err(|_| wrong("is not a socket"))?;
+    let kind = sockopt::socket_type(socket).map_err(|_| wrong("is not a socket"))?;
+    if family != AddressFamily::UNIX || kind != SocketType::SEQPACKET {
+        return Err(wrong("is not a launcher's socket"));
+    }
+    let peer = sockopt::socket_peercred(socket).map_err(|_| wrong("has no launcher behind it"))?;
+    if peer.uid != rustix::process::geteuid() {
+        return Err(wrong(&format!("belongs to a launcher of user {}, not of this user", peer.uid.as_raw())));
+    }
+    Ok(())
+}
+
+fn wrong(name: &str, number: i32, what: &str) -> Error {
+    Error::config(format!(
+        "{name} names descriptor {number}, which {what}; a process that a rank starts is no rank: clear RANKWISE_* in its \
+         environment, or start the program itself with `rankwise launch`"
+    ))
 }

@@ -29,15 +29,44 @@ mod deadline;
 mod driver;
 mod environment;
 #[cfg(target_os = "linux")]
+mod exit;
+#[cfg(target_os = "linux")]
+mod guardian;
+#[cfg(target_os = "linux")]
+mod hub;
+#[cfg(target_os = "linux")]
+mod job;
+#[cfg(target_os = "linux")]
 mod joining;
+#[cfg(target_os = "linux")]
+pub mod launch;
+#[cfg(target_os = "linux")]
+mod leftovers;
+#[cfg(target_os = "linux")]
+mod life;
+mod limits;
 mod liveness;
+#[cfg(target_os = "linux")]
+mod output;
+#[cfg(target_os = "linux")]
+mod packet_socket;
+#[cfg(target_os = "linux")]
+mod pin;
+#[cfg(target_os = "linux")]
+mod process_store;
+#[cfg(target_os = "linux")]
+mod signals;
 mod store;
 mod table;
 mod thread_store;
+#[cfg(target_os = "linux")]
+mod wire;
 mod world;
 
 pub use driver::{Driver, ProbeReport};
 pub use environment::{LAUNCH_VARIABLES, PROTOCOL};
+#[cfg(target_os = "linux")]
+pub use launch::{Job, Launch};
 pub use liveness::{Liveness, PeerStatus};
 pub use store::{Attachment, MAX_KEY, MAX_PAYLOAD, MAX_STORE, MAX_VALUE, Store};
 pub use table::RankEnd;

@@ -121,3 +121,8 @@ pub(crate) fn check_exchange(key: &str, members: &Group, payload: &[u8], rank: u
     }
     Ok(())
 }
+
+/// The error of a store that a forked child inherited.
+pub(crate) fn forked() -> Error {
+    Error::new(ErrorKind::ForkedProcess, "this world was joined before a fork; use it in the parent only")
+}

@@ -101,12 +101,14 @@ pub(crate) enum Cause {
     Lost = 3,
     Left = 4,
     Full = 5,
+    Descriptors = 6,
 }
 
 impl Cause {
-    #[allow(dead_code)]
     pub(crate) fn from_code(code: u8) -> Option<Cause> {
-        [Cause::Invalid, Cause::Timeout, Cause::Lost, Cause::Left, Cause::Full].into_iter().find(|c| *c as u8 == code)
+        [Cause::Invalid, Cause::Timeout, Cause::Lost, Cause::Left, Cause::Full, Cause::Descriptors]
+            .into_iter()
+            .find(|c| *c as u8 == code)
     }
 }
 
@@ -121,6 +123,11 @@ impl Failure {
             Cause::Timeout => ErrorKind::Timeout,
             Cause::Lost => ErrorKind::PeerLost,
             Cause::Left => ErrorKind::PeerLeft,
+            // The launcher's limit, whose value does not travel; ranks start with the same one.
+            Cause::Descriptors => {
+                let have = crate::limits::descriptors();
+                ErrorKind::Limit { which: "RLIMIT_NOFILE".into(), have, need: have.saturating_add(1) }
+            }
             Cause::Full => {
                 ErrorKind::Limit { which: "store bytes".into(), have: MAX_STORE as u64, need: MAX_STORE as u64 + 1 }
             }
@@ -182,7 +189,6 @@ impl Table {
     }
 
     /// Whether any request is unanswered.
-    #[allow(dead_code)]
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }

@@ -1,8 +1,9 @@
 //! The store of ranks that are threads of one process, and of a rank alone.
 
 use crate::deadline::Deadline;
-use crate::store::{Attachment, Store, check_exchange, check_key, check_value};
+use crate::store::{Attachment, Store, check_exchange, check_key, check_value, forked};
 use crate::table::{Answer, Carried, RankEnd, Reply, Request, Table};
+use rankwise_core::fork::Generation;
 use rankwise_core::{Error, ErrorKind, Group, Result};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,7 @@ pub(crate) struct ThreadStore {
     rank: usize,
     size: usize,
     meeting_place: Arc<MeetingPlace>,
+    generation: Generation,
 }
 
 /// What the threads share.
@@ -55,10 +57,14 @@ impl MeetingPlace {
 
 impl ThreadStore {
     pub(crate) fn new(rank: usize, size: usize, meeting_place: Arc<MeetingPlace>) -> ThreadStore {
-        ThreadStore { rank, size, meeting_place }
+        ThreadStore { rank, size, meeting_place, generation: Generation::current() }
     }
 
     fn call(&self, request: Request, limit: Duration) -> Result<Reply> {
+        // The lock may have been held by a thread that does not exist here.
+        if !self.generation.is_current() {
+            return Err(forked());
+        }
         let deadline = Deadline::after(limit);
         let place = &*self.meeting_place;
         let mut state = place.lock();
@@ -159,10 +165,9 @@ impl Store for ThreadStore {
                 let attachment = match carried {
                     Carried::None => Attachment::None,
                     #[cfg(unix)]
-                    Carried::Fd(fd) => Attachment::Fd(fd.try_clone().map_err(|error| {
-                        Error::new(ErrorKind::Config, "cannot duplicate a received descriptor; raise RLIMIT_NOFILE")
-                            .with_source(error)
-                    })?),
+                    Carried::Fd(fd) => Attachment::Fd(
+                        fd.try_clone().map_err(|error| crate::limits::out_of_descriptors().with_source(error))?,
+                    ),
                     Carried::Local(object) => Attachment::Local(object.clone()),
                 };
                 Ok((payload.clone(), attachment))

@@ -91,7 +91,9 @@ fn waiting_ends_when_the_value_comes() {
 #[test]
 fn concurrent_counting_loses_nothing() {
     let sums = World::threads(4, |world| {
-        (0..500).for_each(|_| drop(world.store().add("n", 1).unwrap()));
+        for _ in 0..500 {
+            world.store().add("n", 1).unwrap();
+        }
         world.store().exchange("end", "end", &Group::world(4), &[], Attachment::None, LONG).unwrap();
         world.store().add("n", 0).unwrap()
     })
@@ -133,9 +135,8 @@ fn different_tuples_time_out_and_show_each_other() {
     for (rank, error) in errors.iter().enumerate() {
         assert_eq!(error.kind(), &ErrorKind::Timeout);
         assert_eq!(error.peers(), [1 - rank]);
-        let theirs = if rank == 0 { "rank 1 waits for `registration` over (1,0)" } else { "`registration` over (0,1)" };
-        let gave_up = theirs.replace("waits for", "gave up on");
-        assert!(error.message().contains(theirs) || error.message().contains(&gave_up), "{error}");
+        let theirs = if rank == 0 { "`registration` over (1,0)" } else { "`registration` over (0,1)" };
+        assert!(error.message().contains(theirs), "{error}");
         assert!(error.elapsed().unwrap() >= SHORT * 3);
     }
 }

@@ -1,0 +1,344 @@
+//! The launcher's end of the store: one thread that serves the sockets of all ranks.
+//!
+//! It never blocks on a rank: replies queue up per rank, and a rank that does not read its replies is not read from.
+
+use crate::environment::PROTOCOL;
+use crate::life::LifeFile;
+use crate::packet_socket::{self, PacketBuffer, ReceiveError};
+use crate::table::{Answer, Cause, Failure, RankEnd, Reply, Table};
+use crate::wire::{self, Frame, ItemPackets, MAX_RANKS, Packet};
+use rankwise_core::{Error, ErrorKind, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long after a rank's socket closed the launcher may still say how the rank ended.
+const POSTMORTEM: Duration = Duration::from_millis(50);
+/// How often the life locks are looked at while somebody waits. A shell around a rank keeps its socket open.
+const LOOK: Duration = Duration::from_millis(50);
+/// A rank with more unread replies than this is not read from.
+const UNREAD: usize = 4 << 20;
+/// Pause after the kernel refused to have more descriptors in flight.
+const THROTTLE: Duration = Duration::from_millis(2);
+
+/// Serves the store of one job until it is dropped.
+pub(crate) struct Hub {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    wake: OwnedFd,
+    inbox: Mutex<Inbox>,
+    life: LifeFile,
+}
+
+#[derive(Default)]
+struct Inbox {
+    gone: Vec<(usize, RankEnd)>,
+    stop: bool,
+}
+
+impl Hub {
+    /// Starts the thread; returns the ranks' ends of the sockets too, to be inherited and then closed here.
+    pub(crate) fn start(size: usize) -> Result<(Hub, Vec<OwnedFd>)> {
+        if size == 0 || size > MAX_RANKS {
+            return Err(Error::invalid(format!("a job has 1 to {MAX_RANKS} ranks, not {size}")));
+        }
+        let failed = |what: &str| {
+            let what = what.to_string();
+            move |errno: Errno| match errno {
+                Errno::MFILE | Errno::NFILE => {
+                    let have = crate::limits::descriptors();
+                    let kind = ErrorKind::Limit { which: "RLIMIT_NOFILE".into(), have, need: 6 * size as u64 + 64 };
+                    Error::new(kind, "the launcher has no descriptor left; raise the limit (ulimit -n)")
+                }
+                errno => Error::config(format!("cannot make {what}")).with_source(errno),
+            }
+        };
+        let life = LifeFile::create(size).map_err(failed("the life file"))?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("an eventfd"))?;
+        let mut ours = Vec::with_capacity(size);
+        let mut theirs = Vec::with_capacity(size);
+        for _ in 0..size {
+            let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .map_err(failed("a socket for every rank"))?;
+            ours.push(Seat { socket: Some(a), ..Seat::default() });
+            theirs.push(b);
+        }
+        let shared = Arc::new(Shared { wake, inbox: Mutex::default(), life });
+        let server = Server { table: Table::new(size), seats: ours, shared: shared.clone(), next_look: Instant::now() };
+        let thread =
+            thread::Builder::new().name("rankwise-hub".into()).spawn(move || server.run()).map_err(|error| {
+                let kind = ErrorKind::Limit { which: "RLIMIT_NPROC".into(), have: 0, need: 1 };
+                Error::new(kind, "cannot start the launcher's thread").with_source(error)
+            })?;
+        Ok((Hub { shared, thread: Some(thread) }, theirs))
+    }
+
+    /// The file that the ranks hold their life locks on; to be inherited.
+    pub(crate) fn life(&self) -> BorrowedFd<'_> {
+        self.shared.life.as_fd()
+    }
+
+    /// Says how a rank ended.
+    pub(crate) fn rank_gone(&self, rank: usize, end: RankEnd) {
+        self.shared.life.settle(rank);
+        self.tell(|inbox| inbox.gone.push((rank, end)));
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut Inbox)) {
+        change(&mut self.shared.inbox.lock().unwrap_or_else(PoisonError::into_inner));
+        let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Hub {
+    fn drop(&mut self) {
+        self.tell(|inbox| inbox.stop = true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The hub's end of one rank's connection.
+#[derive(Default)]
+struct Seat {
+    socket: Option<OwnedFd>,
+    unsent: VecDeque<Packet>,
+    unsent_bytes: usize,
+    throttled: bool,
+    joined: bool,
+    /// The socket closed, and how it ended is not known yet.
+    closed_at: Option<Instant>,
+    ended: bool,
+}
+
+struct Server {
+    table: Table,
+    seats: Vec<Seat>,
+    shared: Arc<Shared>,
+    next_look: Instant,
+}
+
+impl Server {
+    fn run(mut self) {
+        let mut buffer = PacketBuffer::new();
+        loop {
+            let readable = self.wait();
+            let mut drain = [0; 8];
+            let _ = rustix::io::read(&self.shared.wake, &mut drain);
+            for rank in readable {
+                self.read(rank, &mut buffer);
+            }
+            let inbox = std::mem::take(&mut *self.shared.inbox.lock().unwrap_or_else(PoisonError::into_inner));
+            if inbox.stop {
+                return;
+            }
+            for (rank, end) in inbox.gone {
+                // What it said before it ended still counts.
+                self.read(rank, &mut buffer);
+                self.end(rank, end);
+            }
+            self.look();
+            for seat in &mut self.seats {
+                seat.flush();
+            }
+        }
+    }
+
+    /// Blocks until there is something to do; returns the ranks that have sent something.
+    fn wait(&self) -> Vec<usize> {
+        let mut polled = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
+        let mut ranks = Vec::new();
+        let now = Instant::now();
+        let mut until: Option<Instant> = None;
+        let mut by = |when: Instant| until = Some(until.map_or(when, |sooner| sooner.min(when)));
+        for (rank, seat) in self.seats.iter().enumerate() {
+            if let Some(closed_at) = seat.closed_at {
+                by(closed_at + POSTMORTEM);
+            }
+            let Some(socket) = &seat.socket else { continue };
+            let mut flags = PollFlags::empty();
+            if seat.unsent_bytes < UNREAD {
+                flags |= PollFlags::IN;
+            }
+            if seat.throttled {
+                by(now + THROTTLE);
+            } else if !seat.unsent.is_empty() {
+                flags |= PollFlags::OUT;
+            }
+            polled.push(PollFd::new(socket, flags));
+            ranks.push(rank);
+        }
+        if self.table.has_waiting() {
+            by(self.next_look.max(now));
+        }
+        let limit = until.map(|when| {
+            let left = when.saturating_duration_since(now);
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
+        });
+        if poll(&mut polled, limit.as_ref()).is_err() {
+            return Vec::new();
+        }
+        let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
+        let ready = polled[1..].iter().zip(ranks).filter(|(fd, _)| fd.revents().intersects(readable));
+        ready.map(|(_, rank)| rank).collect()
+    }
+
+    fn read(&mut self, rank: usize, buffer: &mut PacketBuffer) {
+        // A bounded number, so that one busy rank does not starve the others.
+        for _ in 0..64 {
+            let seat = &mut self.seats[rank];
+            let Some(socket) = seat.socket.take_if(|_| seat.unsent_bytes < UNREAD) else { return };
+            let outcome = match buffer.receive(&socket) {
+                Ok(arrived) if arrived.fds_lost => Ok(Err(arrived.bytes.get(1..9).map(<[u8]>::to_vec))),
+                Ok(arrived) => match wire::decode_request(arrived.bytes, arrived.fds) {
+                    Ok(request) => Ok(Ok(request)),
+                    Err(wire::Malformed(what)) => Err(Some(format!("sent the launcher nonsense ({what})"))),
+                },
+                Err(ReceiveError::WouldBlock) => {
+                    seat.socket = Some(socket);
+                    return;
+                }
+                Err(ReceiveError::Closed) => Err(None),
+                Err(ReceiveError::TooLong) => Err(Some("sent the launcher a packet that is too long".into())),
+                Err(ReceiveError::Other(errno)) => Err(Some(format!("cannot be read from ({errno})"))),
+            };
+            match outcome {
+                Ok(request) => {
+                    seat.socket = Some(socket);
+                    match request {
+                        Ok((ticket, frame)) => self.take(rank, ticket, frame),
+                        Err(ticket) => self.no_descriptor_left(rank, ticket),
+                    }
+                }
+                Err(None) => {
+                    seat.unsent.clear();
+                    seat.closed_at = Some(Instant::now());
+                    return;
+                }
+                Err(Some(why)) => {
+                    self.end(rank, RankEnd::Lost(why));
+                    return;
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, rank: usize, ticket: u64, frame: Frame) {
+        let seat = &mut self.seats[rank];
+        match frame {
+            Frame::Hello { protocol } if protocol == PROTOCOL && !seat.joined => {
+                seat.joined = true;
+                self.shared.life.settle(rank);
+                seat.push(wire::encode_reply(ticket, &Reply::Done));
+            }
+            Frame::Hello { .. } => self.end(rank, RankEnd::Lost("joined twice or in another version".into())),
+            Frame::Request(_) if !seat.joined => self.end(rank, RankEnd::Lost("did not join first".into())),
+            Frame::Request(request) => {
+                let mut answers = Vec::new();
+                self.table.handle(rank, ticket, request, &mut answers);
+                self.deliver(answers);
+            }
+        }
+    }
+
+    fn no_descriptor_left(&mut self, rank: usize, ticket: Option<Vec<u8>>) {
+        let Some(ticket) = ticket.and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes) else { return };
+        let text =
+            "the launcher has no descriptor left for what was sent; raise the limit (ulimit -n) before launching";
+        let failure = Failure { cause: Cause::Descriptors, peers: Vec::new(), text: text.into() };
+        self.seats[rank].push(wire::encode_reply(ticket, &Reply::Failed(failure)));
+    }
+
+    fn deliver(&mut self, answers: Vec<Answer>) {
+        // All members of an exchange are answered in one go: encode the items once.
+        let mut items: Option<(*const (Vec<u8>, crate::table::Carried), ItemPackets)> = None;
+        for answer in answers {
+            let seat = &mut self.seats[answer.rank];
+            match &answer.reply {
+                Reply::Items(list) => {
+                    let same = list.as_ptr();
+                    if items.as_ref().is_none_or(|(known, _)| *known != same) {
+                        items = Some((same, ItemPackets::encode(list)));
+                    }
+                    if let Some((_, packets)) = &items {
+                        packets.addressed(answer.ticket).for_each(|packet| seat.push(packet));
+                    }
+                }
+                reply => seat.push(wire::encode_reply(answer.ticket, reply)),
+            }
+        }
+    }
+
+    /// Finds deaths that nobody has told.
+    fn look(&mut self) {
+        let now = Instant::now();
+        for rank in 0..self.seats.len() {
+            if self.seats[rank].closed_at.is_some_and(|closed_at| now >= closed_at + POSTMORTEM) {
+                self.end(rank, RankEnd::Lost("closed its connection to the launcher (it died or ran exec)".into()));
+            }
+        }
+        if now < self.next_look || !self.table.has_waiting() {
+            return;
+        }
+        self.next_look = now + LOOK;
+        for rank in 0..self.seats.len() {
+            let seat = &self.seats[rank];
+            if seat.joined && !seat.ended && seat.closed_at.is_none() && !self.shared.life.is_held(rank) {
+                self.end(rank, RankEnd::Lost("died".into()));
+            }
+        }
+    }
+
+    fn end(&mut self, rank: usize, end: RankEnd) {
+        let seat = &mut self.seats[rank];
+        let joined = seat.joined;
+        *seat = Seat { ended: true, joined, ..Seat::default() };
+        self.shared.life.settle(rank);
+        let mut answers = Vec::new();
+        self.table.rank_gone(rank, end, &mut answers);
+        self.deliver(answers);
+    }
+}
+
+impl Seat {
+    fn push(&mut self, packet: Packet) {
+        if self.socket.is_some() {
+            self.unsent_bytes += packet.head.len() + packet.body.len();
+            self.unsent.push_back(packet);
+        }
+    }
+
+    fn flush(&mut self) {
+        self.throttled = false;
+        let Some(socket) = &self.socket else { return };
+        while let Some(packet) = self.unsent.front() {
+            let fds: Vec<BorrowedFd<'_>> = packet.fds.iter().map(|fd| fd.as_fd()).collect();
+            match packet_socket::send(socket, &[&packet.head, &packet.body], &fds) {
+                Ok(()) => {
+                    self.unsent_bytes -= packet.head.len() + packet.body.len();
+                    self.unsent.pop_front();
+                }
+                Err(Errno::TOOMANYREFS) => {
+                    self.throttled = true;
+                    return;
+                }
+                Err(Errno::AGAIN) => return,
+                // Its death is noticed by reading.
+                Err(_) => {
+                    self.unsent.clear();
+                    self.unsent_bytes = 0;
+                    return;
+                }
+            }
+        }
+    }
+}

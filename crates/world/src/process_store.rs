@@ -1,0 +1,329 @@
+//! The store of ranks that are processes: a client of the launcher's hub.
+//!
+//! Any thread may call. Requests carry tickets; whichever waiting thread finds nobody reading the socket reads it and
+//! hands replies to their owners, the others sleep. So a long wait of one thread never holds up another.
+
+use crate::deadline::Deadline;
+use crate::limits::out_of_descriptors;
+use crate::packet_socket::{self, PacketBuffer, ReceiveError};
+use crate::store::{Attachment, Store, check_exchange, check_key, check_value, forked};
+use crate::table::{Carried, Reply, Request};
+use crate::wire::{self, Frame, MAX_WHAT, Malformed, Received};
+use rankwise_core::fork::Generation;
+use rankwise_core::{Error, ErrorKind, Group, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// How long the launcher may take for an answer that needs nobody else.
+const PROMPT: Duration = Duration::from_secs(10);
+/// How long it may take to say who is missing, once a deadline has passed.
+const DIAGNOSIS: Duration = Duration::from_secs(1);
+
+pub(crate) struct ProcessStore {
+    rank: usize,
+    size: usize,
+    socket: OwnedFd,
+    next_ticket: AtomicU64,
+    state: Mutex<State>,
+    changed: Condvar,
+    buffer: Mutex<PacketBuffer>,
+    generation: Generation,
+}
+
+#[derive(Default)]
+struct State {
+    slots: HashMap<u64, Slot>,
+    /// A thread is reading the socket.
+    reading: bool,
+    broken: Option<Error>,
+}
+
+type Item = (Vec<u8>, Option<OwnedFd>);
+
+enum Slot {
+    Empty,
+    Partly { items: Vec<Option<Item>>, missing: usize },
+    Ready(Result<Outcome>),
+}
+
+enum Outcome {
+    Reply(Reply),
+    Items(Vec<Item>),
+}
+
+impl ProcessStore {
+    /// Says hello to the hub. The caller holds its life lock already.
+    pub(crate) fn connect(socket: OwnedFd, rank: usize, size: usize, protocol: &str) -> Result<ProcessStore> {
+        let store = ProcessStore {
+            rank,
+            size,
+            socket,
+            next_ticket: AtomicU64::new(1),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            buffer: Mutex::new(PacketBuffer::new()),
+            generation: Generation::current(),
+        };
+        store.call(&Frame::Hello { protocol: protocol.into() }, PROMPT)?;
+        Ok(store)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self, frame: &Frame, limit: Duration) -> Result<Outcome> {
+        if !self.generation.is_current() {
+            return Err(forked());
+        }
+        let deadline = Deadline::after(limit);
+        // Relaxed: only uniqueness matters.
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        self.lock().slots.insert(ticket, Slot::Empty);
+        let result = self.converse(ticket, frame, &deadline);
+        self.lock().slots.remove(&ticket);
+        result.map_err(|error| error.with_rank(self.rank).with_elapsed(deadline.elapsed()))
+    }
+
+    fn converse(&self, ticket: u64, frame: &Frame, deadline: &Deadline) -> Result<Outcome> {
+        // A launcher that takes no packet within ten seconds is stuck, whatever the deadline.
+        self.send(ticket, frame, &Deadline::after(PROMPT))?;
+        if let Some(outcome) = self.receive(ticket, deadline)? {
+            return Ok(outcome);
+        }
+        let patience = Deadline::after(DIAGNOSIS);
+        let cancel = Frame::Request(Request::Cancel { ticket });
+        let cancel_ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        self.send(cancel_ticket, &cancel, &patience)?;
+        match self.receive(ticket, &patience)? {
+            Some(outcome) => Ok(outcome),
+            None => Err(silent_launcher()),
+        }
+    }
+
+    fn send(&self, ticket: u64, frame: &Frame, deadline: &Deadline) -> Result<()> {
+        let bytes = wire::encode_request(ticket, frame);
+        let fds: Vec<BorrowedFd<'_>> = match frame {
+            Frame::Request(Request::Exchange { carried: Carried::Fd(fd), .. }) => vec![fd.as_fd()],
+            _ => Vec::new(),
+        };
+        loop {
+            match packet_socket::send(&self.socket, &[&bytes], &fds) {
+                Ok(()) => return Ok(()),
+                Err(Errno::AGAIN) if !deadline.remaining().is_zero() => {
+                    ready(self.socket.as_fd(), PollFlags::OUT, deadline.remaining());
+                }
+                // Too many descriptors are in flight between processes of this user; they drain.
+                Err(Errno::TOOMANYREFS) if !deadline.remaining().is_zero() => {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                Err(Errno::AGAIN | Errno::TOOMANYREFS) => return Err(silent_launcher()),
+                Err(Errno::PIPE | Errno::CONNRESET) => return Err(closed_launcher()),
+                Err(errno) => {
+                    let message = "cannot send to the launcher; does the program close descriptors it did not open?";
+                    return Err(Error::new(ErrorKind::Closed, message).with_source(errno));
+                }
+            }
+        }
+    }
+
+    /// Waits for the reply to a ticket; `None` when the deadline passes.
+    fn receive(&self, ticket: u64, deadline: &Deadline) -> Result<Option<Outcome>> {
+        let mut state = self.lock();
+        loop {
+            if matches!(state.slots.get(&ticket), Some(Slot::Ready(_)))
+                && let Some(Slot::Ready(result)) = state.slots.remove(&ticket)
+            {
+                return result.map(Some);
+            }
+            if let Some(error) = &state.broken {
+                return Err(error.clone());
+            }
+            let left = deadline.remaining();
+            if left.is_zero() {
+                return Ok(None);
+            }
+            if state.reading {
+                state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                continue;
+            }
+            state.reading = true;
+            drop(state);
+            ready(self.socket.as_fd(), PollFlags::IN, left);
+            state = self.read_all();
+            state.reading = false;
+            self.changed.notify_all();
+        }
+    }
+
+    /// Hands everything that has arrived to its owners.
+    fn read_all(&self) -> MutexGuard<'_, State> {
+        let mut buffer = self.buffer.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let broken = match buffer.receive(&self.socket) {
+                Ok(arrived) => {
+                    let lost = arrived.fds_lost;
+                    let ticket = arrived.bytes.get(1..9).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes);
+                    match (lost, ticket, wire::decode_reply(arrived.bytes, arrived.fds)) {
+                        (true, Some(ticket), _) => {
+                            if let Some(slot) = self.lock().slots.get_mut(&ticket) {
+                                *slot = Slot::Ready(Err(out_of_descriptors()));
+                            }
+                            continue;
+                        }
+                        (_, _, Ok((ticket, received))) => {
+                            if let Some(slot) = self.lock().slots.get_mut(&ticket) {
+                                slot.put(received, self.rank);
+                            }
+                            continue;
+                        }
+                        (_, _, Err(Malformed(what))) => {
+                            Error::new(ErrorKind::Closed, format!("the launcher sent nonsense: {what}"))
+                        }
+                    }
+                }
+                Err(ReceiveError::WouldBlock) => return self.lock(),
+                Err(ReceiveError::Closed) => closed_launcher(),
+                Err(ReceiveError::TooLong) => {
+                    Error::new(ErrorKind::Closed, "the launcher sent a packet longer than the protocol allows")
+                }
+                Err(ReceiveError::Other(errno)) => {
+                    Error::new(ErrorKind::Closed, "cannot read from the launcher").with_source(errno)
+                }
+            };
+            let mut state = self.lock();
+            state.broken = Some(broken);
+            return state;
+        }
+    }
+
+    fn ask(&self, request: Request, limit: Duration) -> Result<Reply> {
+        match self.call(&Frame::Request(request), limit)? {
+            Outcome::Reply(reply) => Ok(reply),
+            Outcome::Items(_) => Err(unexpected()),
+        }
+    }
+}
+
+impl Slot {
+    fn put(&mut self, received: Received, rank: usize) {
+        match received {
+            Received::Whole(Reply::Failed(failure)) => *self = Slot::Ready(Err(failure.into_error(rank))),
+            Received::Whole(reply) => *self = Slot::Ready(Ok(Outcome::Reply(reply))),
+            Received::Part { total, first, items: arrived } => {
+                if matches!(self, Slot::Empty) {
+                    *self = Slot::Partly { items: (0..total).map(|_| None).collect(), missing: total };
+                }
+                let Slot::Partly { items, missing } = self else { return };
+                for (place, item) in items.iter_mut().skip(first).zip(arrived) {
+                    *missing -= usize::from(place.is_none());
+                    *place = Some(item);
+                }
+                if *missing == 0 {
+                    let items = std::mem::take(items).into_iter().flatten().collect();
+                    *self = Slot::Ready(Ok(Outcome::Items(items)));
+                }
+            }
+        }
+    }
+}
+
+impl Store for ProcessStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        check_key(key)?;
+        check_value(value)?;
+        self.ask(Request::Set { key: key.into(), value: value.into() }, PROMPT).map(drop)
+    }
+
+    fn get(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        check_key(key)?;
+        match self.ask(Request::Get { key: key.into() }, PROMPT)? {
+            Reply::Value(value) => Ok(value),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn wait(&self, key: &str, deadline: Duration) -> Result<Vec<u8>> {
+        check_key(key)?;
+        match self.ask(Request::Wait { key: key.into() }, deadline)? {
+            Reply::Value(Some(value)) => Ok(value),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn add(&self, key: &str, delta: i64) -> Result<i64> {
+        check_key(key)?;
+        match self.ask(Request::Add { key: key.into(), delta }, PROMPT)? {
+            Reply::Number(sum) => Ok(sum),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn delete(&self, key: &str) -> Result<bool> {
+        check_key(key)?;
+        match self.ask(Request::Delete { key: key.into() }, PROMPT)? {
+            Reply::Flag(there) => Ok(there),
+            _ => Err(unexpected()),
+        }
+    }
+
+    fn exchange(
+        &self,
+        key: &str,
+        what: &str,
+        members: &Group,
+        payload: &[u8],
+        attachment: Attachment,
+        deadline: Duration,
+    ) -> Result<Vec<(Vec<u8>, Attachment)>> {
+        check_exchange(key, members, payload, self.rank, self.size)?;
+        if matches!(attachment, Attachment::Local(_)) && members.len() > 1 {
+            return Err(Error::invalid(
+                "an object of this process cannot be sent to another; send bytes or a descriptor",
+            ));
+        }
+        if members.len() == 1 {
+            return Ok(vec![(payload.to_vec(), attachment)]);
+        }
+        let request = Request::Exchange {
+            key: key.into(),
+            what: wire::cut(what, MAX_WHAT).into(),
+            members: members.ranks().map(|rank| rank as u32).collect(),
+            payload: payload.into(),
+            carried: attachment.into(),
+        };
+        match self.call(&Frame::Request(request), deadline)? {
+            Outcome::Items(items) if items.len() == members.len() => Ok(items
+                .into_iter()
+                .map(|(payload, fd)| (payload, fd.map_or(Attachment::None, Attachment::Fd)))
+                .collect()),
+            _ => Err(unexpected()),
+        }
+    }
+}
+
+/// Blocks until the socket is ready or the time is over; the caller looks again in any case.
+fn ready(socket: BorrowedFd<'_>, flags: PollFlags, limit: Duration) {
+    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
+    let _ = poll(&mut [PollFd::from_borrowed_fd(socket, flags)], Some(&limit));
+}
+
+fn closed_launcher() -> Error {
+    Error::new(
+        ErrorKind::Closed,
+        "the launcher closed its connection: it has ended, or counts this rank as ended; see what it printed",
+    )
+}
+
+fn silent_launcher() -> Error {
+    Error::new(ErrorKind::Timeout, "the launcher does not answer; is it stopped, or the machine overloaded?")
+}
+
+fn unexpected() -> Error {
+    Error::new(ErrorKind::Closed, "the launcher answered something else than was asked; are the versions the same?")
+}
