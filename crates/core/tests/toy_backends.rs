@@ -5,28 +5,62 @@
 mod toys;
 
 macro_rules! checks {
-    ($($toy:ident: $($check:ident)*;)*) => {
+    ($($toy:ident: $($layer:ident::$check:ident)*;)*) => {
         $(mod $toy {
-            use crate::toys::{$toy::world, spi};
+            use crate::toys::{$toy::world, spi, typed};
             $(#[test]
             fn $check() {
-                spi::$check(world);
+                $layer::$check(world);
             })*
         })*
     };
-    ($($check:ident)*) => { checks! { direct: $($check)*; transport: $($check)*; stream: $($check)*; } };
+    ($($layer:ident::$check:ident)*) => {
+        checks! { direct: $($layer::$check)*; transport: $($layer::$check)*; stream: $($layer::$check)*; }
+    };
 }
 
 checks! {
-    values
-    groups_of_calls
-    works_in_any_order
-    work_dropped_unfinished
-    rejection
-    mismatch
-    timeout
-    abort
-    cancel
-    deadlines_of_works
-    registration
+    spi::values
+    spi::groups_of_calls
+    spi::works_in_any_order
+    spi::work_dropped_unfinished
+    spi::rejection
+    spi::mismatch
+    spi::timeout
+    spi::abort
+    spi::cancel
+    spi::deadlines_of_works
+    spi::registration
+    typed::typed_values
+    typed::typed_refusals
+    typed::typed_works
+    typed::typed_scope
+    typed::typed_scope_panics
+    typed::typed_timeout
+    typed::typed_abort
+    typed::typed_alloc
+}
+
+mod streams {
+    use crate::toys::streams;
+
+    #[test]
+    fn a_call_returns_enqueued_and_finishes_in_stream_order() {
+        streams::enqueued_is_not_finished();
+    }
+
+    #[test]
+    fn order_makes_another_stream_wait_without_the_host() {
+        streams::order_between_streams();
+    }
+
+    #[test]
+    fn a_queued_work_is_cancelled_before_its_turn() {
+        streams::cancelled_before_its_turn();
+    }
+
+    #[test]
+    fn unknown_and_missing_streams_are_refused() {
+        streams::refused();
+    }
 }

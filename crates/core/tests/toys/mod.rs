@@ -33,8 +33,10 @@ pub(crate) mod segment;
 pub(crate) mod spi;
 pub(crate) mod steps;
 pub(crate) mod stream;
+pub(crate) mod streams;
 pub(crate) mod table;
 pub(crate) mod transport;
+pub(crate) mod typed;
 
 use rankwise_core::backend::{CommSpec, RawBackend, RawBuf, RawCall, RawCommunicator};
 use rankwise_core::{Capabilities, DType, DTypeSet, Determinism, Error, ErrorKind, Group, OpKind, ReduceOp, Result};
@@ -81,9 +83,12 @@ pub(crate) fn ends(deadline: Duration) -> Instant {
     now.checked_add(deadline).unwrap_or_else(|| now + Duration::from_secs(1 << 30))
 }
 
-/// Where a call meets its peers: calls of all members by number, those of a pair by sender, receiver and number.
+/// The calls that are numbered together: those of all members, or those from one position to another.
+type Channel = Option<(usize, usize)>;
+
+/// Where a call meets its peers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Key(Option<(usize, usize)>, u64);
+pub(crate) struct Key(Channel, u64);
 
 /// One member of a communicator: what every toy's communicator needs to know about itself.
 pub(crate) struct Member {
@@ -91,7 +96,7 @@ pub(crate) struct Member {
     /// Position in the group.
     pub(crate) me: usize,
     pub(crate) capabilities: Capabilities,
-    counters: Mutex<Vec<(Option<(usize, usize)>, u64)>>,
+    counters: Mutex<Vec<(Channel, u64)>>,
     told: AtomicBool,
 }
 
@@ -232,8 +237,16 @@ unsafe impl<S: Default + Send + Sync + 'static> RawBackend for Toy<S> {
 
 /// Where the members of a group meet to make a communicator with the shared state `S`.
 pub(crate) struct Meeting<S> {
-    waiting: Mutex<Vec<(Group, u64, Vec<usize>, Arc<S>)>>,
+    waiting: Mutex<Vec<Waiting<S>>>,
     changed: Condvar,
+}
+
+struct Waiting<S> {
+    group: Group,
+    tag: u64,
+    /// Global ranks.
+    joined: Vec<usize>,
+    shared: Arc<S>,
 }
 
 impl<S: Default> Meeting<S> {
@@ -245,28 +258,29 @@ impl<S: Default> Meeting<S> {
     pub(crate) fn join(&self, rank: usize, spec: &CommSpec, deadline: Duration) -> Result<Arc<S>> {
         let until = ends(deadline);
         let mut waiting = lock(&self.waiting);
-        let found = waiting.iter().position(|(group, tag, ..)| *group == spec.group && *tag == spec.tag);
+        let found = waiting.iter().position(|entry| entry.group == spec.group && entry.tag == spec.tag);
         let found = found.unwrap_or_else(|| {
-            waiting.push((spec.group.clone(), spec.tag, Vec::new(), Arc::default()));
+            let (group, tag, joined, shared) = (spec.group.clone(), spec.tag, Vec::new(), Arc::default());
+            waiting.push(Waiting { group, tag, joined, shared });
             waiting.len() - 1
         });
-        waiting[found].2.push(rank);
-        let shared = Arc::clone(&waiting[found].3);
-        if waiting[found].2.len() == spec.group.len() {
+        waiting[found].joined.push(rank);
+        let shared = Arc::clone(&waiting[found].shared);
+        if waiting[found].joined.len() == spec.group.len() {
             waiting.remove(found);
             self.changed.notify_all();
             return Ok(shared);
         }
         loop {
-            let Some(entry) = waiting.iter_mut().find(|(.., state)| Arc::ptr_eq(state, &shared)) else {
+            let Some(entry) = waiting.iter_mut().find(|entry| Arc::ptr_eq(&entry.shared, &shared)) else {
                 return Ok(shared);
             };
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                let missing: Vec<usize> = spec.group.ranks().filter(|rank| !entry.2.contains(rank)).collect();
-                entry.2.retain(|joined| *joined != rank);
-                let others = waiting.iter().filter(|(_, _, joined, _)| joined.iter().any(|r| missing.contains(r)));
-                let others: Vec<String> = others.map(|(group, ..)| group.to_string()).collect();
+                let missing: Vec<usize> = spec.group.ranks().filter(|rank| !entry.joined.contains(rank)).collect();
+                entry.joined.retain(|joined| *joined != rank);
+                let others = waiting.iter().filter(|other| other.joined.iter().any(|rank| missing.contains(rank)));
+                let others: Vec<String> = others.map(|other| other.group.to_string()).collect();
                 let text = format!("ranks {missing:?} did not register {}, they registered {others:?}", spec.group);
                 return Err(Error::new(ErrorKind::Timeout, text).with_peers(missing));
             }

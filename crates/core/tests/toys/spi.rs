@@ -207,9 +207,10 @@ pub(crate) fn groups_of_calls(make: MakeWorld) {
 }
 
 type Sum = ([i32; 2], [i32; 2]);
+type Started = (Box<Mutex<Sum>>, Box<dyn RawWork>);
 
 /// A started sum with the buffers it uses.
-fn started(comm: &dyn RawCommunicator, value: i32, deadline: Duration) -> Result<(Box<Mutex<Sum>>, Box<dyn RawWork>)> {
+fn started(comm: &dyn RawCommunicator, value: i32, deadline: Duration) -> Result<Started> {
     let held = Box::new(Mutex::new(([value, -value], [0; 2])));
     let (src, dst) = {
         let mut sum = lock(&held);

@@ -4,7 +4,7 @@
 //! are taken when it is issued. Each communicator has a stream of its own for calls on the host queue: on one stream for all, ranks
 //! that use two communicators in different orders would hang.
 
-use super::device::Device;
+pub(crate) use super::device::Device;
 use super::exchange::Exchange;
 use super::table::{Bytes, Table};
 use super::{Key, Meeting, Member, Toy, ends, lock, offers};
