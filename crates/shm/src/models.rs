@@ -1,0 +1,1 @@
+//! Loom models of the protocol core, see `docs/design/protocol.md`, section 8.
