@@ -1,0 +1,173 @@
+//! `rankwise launch`: a program as several ranks on this host.
+
+use clap::{Args, ValueEnum};
+use rankwise_world::launch::{Launch as Job, Line, Output, Stream};
+use std::error::Error;
+use std::ffi::OsString;
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Exit code: that of the rank that failed first (128 + signal if it was killed), 124 on timeout, 128 + signal when
+/// interrupted, 127 when the program was not found, 126 when it could not be executed, 141 when nobody read the output.
+#[derive(Args)]
+#[command(after_help = "Example: rankwise launch -n 4 --timeout 60 -- ./hello --verbose")]
+pub(crate) struct Launch {
+    /// Number of ranks
+    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: u32,
+    /// End the job after this many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// Bind ranks to CPUs: auto = one each if there are enough, cores = one each in turn
+    #[arg(long, value_enum, default_value_t = Pin::Auto)]
+    pin: Pin,
+    /// Backend of programs that do not choose one themselves: sets RANKWISE_BACKEND [default: what is set, else shm]
+    #[arg(long, value_name = "NAME")]
+    backend: Option<String>,
+    /// Print the ranks' lines as they are, without `[rank] ` before them
+    #[arg(long)]
+    no_prefix: bool,
+    /// Set an environment variable of the ranks; may be repeated
+    #[arg(long = "env", value_name = "NAME=VALUE", value_parser = variable)]
+    envs: Vec<(String, String)>,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Pin {
+    Auto,
+    Cores,
+    None,
+}
+
+const BACKEND: &str = "RANKWISE_BACKEND";
+
+impl Launch {
+    pub(crate) fn run(self) -> ExitCode {
+        let mut command = self.command.into_iter();
+        let program = command.next().unwrap_or_default();
+        let mut job = Job::new(self.ranks as usize, program)
+            .args(command)
+            .pin(match self.pin {
+                Pin::Auto => rankwise_world::launch::Pin::Auto,
+                Pin::Cores => rankwise_world::launch::Pin::Cores,
+                Pin::None => rankwise_world::launch::Pin::None,
+            })
+            .output(Output::Sink(printer(!self.no_prefix)))
+            .handle_signals(true);
+        if let Some(timeout) = self.timeout {
+            job = job.timeout(timeout);
+        }
+        let chosen = std::env::var_os(BACKEND).is_some_and(|name| !name.is_empty());
+        match self.backend {
+            Some(name) => job = job.env(BACKEND, name),
+            None if !chosen => job = job.env(BACKEND, "shm"),
+            None => {}
+        }
+        for (name, value) in self.envs {
+            job = job.env(name, value);
+        }
+        let outcome = match job.spawn() {
+            Ok(job) => job.run(&mut |_| ()),
+            Err(error) => {
+                say(&error.to_string());
+                return ExitCode::from(code_of(&error));
+            }
+        };
+        if outcome.leftovers > 0 {
+            say(&format!("killed what had left the process groups of the ranks: {} process(es)", outcome.leftovers));
+        }
+        if let Some(failure) = outcome.failure() {
+            say(&failure);
+        }
+        ExitCode::from(u8::try_from(outcome.code()).unwrap_or(1))
+    }
+}
+
+/// Prints whole lines; runs on one thread.
+fn printer(prefix: bool) -> rankwise_world::launch::Sink {
+    let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
+        || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    let colour_out = !plain && io::stdout().is_terminal();
+    let colour_err = !plain && io::stderr().is_terminal();
+    let mut buffer = Vec::new();
+    Box::new(move |line: &Line| {
+        let colour = match line.stream {
+            Stream::Stdout => colour_out,
+            Stream::Stderr => colour_err,
+        };
+        buffer.clear();
+        if prefix {
+            put_prefix(&mut buffer, line.rank, colour);
+        }
+        buffer.extend_from_slice(&line.text);
+        buffer.push(b'\n');
+        match line.stream {
+            Stream::Stdout => io::stdout().write_all(&buffer).and_then(|()| io::stdout().flush()),
+            Stream::Stderr => io::stderr().write_all(&buffer),
+        }
+    })
+}
+
+fn put_prefix(buffer: &mut Vec<u8>, rank: usize, colour: bool) {
+    const COLOURS: [&str; 12] = ["36", "32", "33", "35", "34", "31", "96", "92", "93", "95", "94", "91"];
+    let text = match colour {
+        true => format!("\x1b[{}m[{rank}]\x1b[0m ", COLOURS[rank % COLOURS.len()]),
+        false => format!("[{rank}] "),
+    };
+    buffer.extend_from_slice(text.as_bytes());
+}
+
+fn say(text: &str) {
+    // Nobody may be listening any more.
+    let _ = writeln!(io::stderr(), "rankwise: {text}");
+}
+
+/// As a shell would say it.
+fn code_of(error: &rankwise::Error) -> u8 {
+    match error.source().and_then(|source| source.downcast_ref::<io::Error>()).map(io::Error::kind) {
+        Some(io::ErrorKind::NotFound) => 127,
+        Some(io::ErrorKind::PermissionDenied) => 126,
+        _ => 1,
+    }
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 1e9 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("a number of seconds above 0 and at most 1e9 is needed".into()),
+    }
+}
+
+fn variable(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() && !text.contains('\0') => Ok((name.into(), value.into())),
+        _ => Err("NAME=VALUE is needed".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["0", "-1", "nan", "inf", "", "1s", "1e10"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
+        assert_eq!(variable("A=b=c"), Ok(("A".into(), "b=c".into())));
+        assert!(variable("=x").is_err() && variable("x").is_err());
+    }
+
+    #[test]
+    fn prefixes() {
+        let mut buffer = Vec::new();
+        put_prefix(&mut buffer, 13, false);
+        put_prefix(&mut buffer, 1, true);
+        assert_eq!(buffer, b"[13] \x1b[32m[1]\x1b[0m ");
+    }
+}
