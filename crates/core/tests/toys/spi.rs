@@ -18,8 +18,21 @@ pub(crate) fn spec(n: usize) -> CommSpec {
     CommSpec { group: Group::world(n), tag: 0, determinism: Determinism::SameTopology, check: true }
 }
 
+/// Ends the process when a check hangs in a wait without a deadline, which then can't be a failed assertion.
+pub(crate) fn watchdog() -> std::sync::mpsc::Sender<()> {
+    let (alive, done) = std::sync::mpsc::channel::<()>();
+    std::thread::spawn(move || {
+        if let Err(std::sync::mpsc::RecvTimeoutError::Timeout) = done.recv_timeout(4 * LONG) {
+            eprintln!("a check of the toy backends hangs; ending the process");
+            std::process::exit(101);
+        }
+    });
+    alive
+}
+
 /// Runs `f` on a thread for each rank of a fresh world; the panic of one fails the check.
 pub(crate) fn on_ranks(make: MakeWorld, n: usize, f: impl Fn(&Arc<dyn RawBackend>) + Sync) {
+    let _alive = watchdog();
     let backends = make(n);
     std::thread::scope(|scope| backends.iter().for_each(|backend| drop(scope.spawn(|| f(backend)))));
 }

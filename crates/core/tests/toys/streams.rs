@@ -20,6 +20,7 @@ fn sum_in_place(cell: &Cell) -> RawCall<'static> {
 }
 
 fn on_devices(n: usize, f: impl Fn(usize, &dyn RawCommunicator, &stream::Device) + Sync) {
+    let _alive = super::spi::watchdog();
     let world = stream::world_with_devices(n);
     std::thread::scope(|scope| {
         for (backend, device) in &world {
