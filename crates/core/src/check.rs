@@ -326,8 +326,8 @@ fn wrong_rows(name: &str, have: usize, need: usize, own: bool, shape: &Shape<'_>
         width => Error::invalid(format!(
             "the {name} has {have} elements ({} rows of {width}) but must have {need} ({} rows: {because}); \
              pass exactly the rows that the counts say",
-            if width == 0 { 0 } else { have / width },
-            if width == 0 { 0 } else { need / width },
+            have.checked_div(width).unwrap_or(0),
+            need.checked_div(width).unwrap_or(0),
         )),
     }
 }

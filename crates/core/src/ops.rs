@@ -82,10 +82,8 @@ impl Communicator {
             bytes.clear();
             return Ok(());
         }
-        if !is_root {
-            if let Err(error) = make_room(bytes, length, max) {
-                return Err(self.member.enter_and_refuse(OpKind::Broadcast, error, 1));
-            }
+        if !is_root && let Err(error) = make_room(bytes, length, max) {
+            return Err(self.member.enter_and_refuse(OpKind::Broadcast, error, 1));
         }
         self.run_inner(Shape { tag: tag::BYTES, ..shape }, &[], bytes)
     }

@@ -38,8 +38,8 @@ struct Flight {
     raw: Box<dyn RawWork>,
     kind: OpKind,
     deadline: Duration,
-    /// A failure that its handle has already returned.
-    reported: bool,
+    /// A failure that its handle has returned.
+    failed: Option<Error>,
 }
 
 impl Communicator {
@@ -108,11 +108,11 @@ fn land_all(flights: &mut [Option<Flight>], member: &Member, on_stuck: OnStuck, 
             std::mem::forget(flight.raw);
             continue;
         }
-        let reported = flight.reported;
-        if let Err(error) = land(flight, member, on_stuck, panicked) {
-            if !reported {
-                first.get_or_insert(error);
-            }
+        let reported = flight.failed.is_some();
+        if let Err(error) = land(flight, member, on_stuck, panicked)
+            && !reported
+        {
+            first.get_or_insert(error);
         }
     }
     first
@@ -120,7 +120,7 @@ fn land_all(flights: &mut [Option<Flight>], member: &Member, on_stuck: OnStuck, 
 
 fn land(mut flight: Flight, member: &Member, on_stuck: OnStuck, panicked: bool) -> Result<()> {
     // After a panic peers may never come: stop rather than wait.
-    if (panicked || flight.reported) && flight.raw.cancel() {
+    if (panicked || flight.failed.is_some()) && flight.raw.cancel() {
         return Ok(());
     }
     let mut outcome = Ok(());
@@ -171,7 +171,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         // idle. A handle that is dropped early keeps them too: see its Drop.
         let raw = unsafe { self.member.start(&request, deadline, &mut self.scratch.borrow_mut()) }?;
         let index = raw.map(|raw| {
-            flights.push(Some(Flight { raw, kind, deadline, reported: false }));
+            flights.push(Some(Flight { raw, kind, deadline, failed: None }));
             flights.len() - 1
         });
         Ok(ScopedWork { member: self.member, flights: &self.flights, index, kind, lent: Some(lent) })
@@ -207,14 +207,17 @@ impl<S: Buffer, D: Buffer> ScopedWork<'_, S, D> {
         if !self.member.is_current() {
             return Err(self.member.forked(self.kind));
         }
-        let finished = flight.raw.test().map_err(|error| {
-            flight.reported = true;
-            self.member.blame(self.kind, error)
-        })?;
-        if finished {
-            flights[index] = None;
+        if let Some(error) = &flight.failed {
+            return Err(error.clone());
         }
-        Ok(finished)
+        match flight.raw.test() {
+            Ok(false) => Ok(false),
+            Ok(true) => {
+                flights[index] = None;
+                Ok(true)
+            }
+            Err(error) => Err(flight.failed.insert(self.member.blame(self.kind, error)).clone()),
+        }
     }
 
     /// Waits until finished and gives the destination back; the source's borrow ends.
@@ -247,8 +250,11 @@ impl<S: Buffer, D: Buffer> ScopedWork<'_, S, D> {
         if !self.member.is_current() {
             return Err(self.member.forked(self.kind));
         }
-        let result = flight.raw.wait(flight.deadline).map_err(|error| self.member.blame(self.kind, error));
-        flight.reported = result.is_err();
+        let result = match flight.failed.take() {
+            Some(error) => Err(error),
+            None => flight.raw.wait(flight.deadline).map_err(|error| self.member.blame(self.kind, error)),
+        };
+        flight.failed = result.as_ref().err().cloned();
         if result.is_ok() || flight.raw.cancel() {
             flights[index] = None;
         }
