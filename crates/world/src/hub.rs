@@ -55,7 +55,8 @@ impl Hub {
             move |errno: Errno| match errno {
                 Errno::MFILE | Errno::NFILE => {
                     let have = crate::limits::descriptors();
-                    let kind = ErrorKind::Limit { which: "RLIMIT_NOFILE".into(), have, need: 6 * size as u64 + 64 };
+                    let need = crate::limits::descriptors_needed(size);
+                    let kind = ErrorKind::Limit { which: "RLIMIT_NOFILE".into(), have, need };
                     Error::new(kind, "the launcher has no descriptor left; raise the limit (ulimit -n)")
                 }
                 errno => Error::config(format!("cannot make {what}")).with_source(errno),

@@ -8,6 +8,7 @@ use crate::environment::{
 use crate::guardian::Guardian;
 use crate::hub::Hub;
 use crate::job::{JobParts, RankProcess};
+use crate::limits::descriptors_needed;
 use crate::output::{Reader, Source};
 use crate::pin;
 use crate::signals::CaughtSignals;
@@ -304,8 +305,8 @@ impl Inherited<'_> {
 /// Makes room for the launcher's descriptors, as far as the hard limit goes; returns the limit as it was.
 fn raise_descriptor_limit(ranks: usize) -> Rlimit {
     let before = getrlimit(Resource::Nofile);
-    // A socket, a pidfd and two pipes a rank, and descriptors of exchanges under way.
-    let need = 8 * ranks as u64 + 256;
+    // And descriptors of exchanges under way.
+    let need = descriptors_needed(ranks) + 4 * ranks as u64 + 256;
     if before.current.is_some_and(|current| current < need) {
         let current = Some(before.maximum.map_or(need, |maximum| maximum.min(need)));
         let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum: before.maximum });
@@ -323,7 +324,7 @@ fn system(what: &str, ranks: usize, error: io::Error) -> Error {
     };
     let limited = match Errno::from_io_error(&error) {
         Some(Errno::AGAIN) => limited("RLIMIT_NPROC", Resource::Nproc, ranks as u64 + 1),
-        Some(Errno::MFILE | Errno::NFILE) => limited("RLIMIT_NOFILE", Resource::Nofile, 8 * ranks as u64 + 256),
+        Some(Errno::MFILE | Errno::NFILE) => limited("RLIMIT_NOFILE", Resource::Nofile, descriptors_needed(ranks)),
         Some(Errno::NOMEM) => {
             Error::new(ErrorKind::NoMemory { need: 0, limit: 0 }, format!("cannot {what}: out of memory"))
         }

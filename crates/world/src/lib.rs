@@ -22,8 +22,11 @@
 //! # Ok::<(), rankwise_core::Error>(())
 //! ```
 //!
-//! Files: `world` and `environment` decide who we are; `store` and `liveness` are the two interfaces; `table` is the state
-//! of the store, used by `thread_store` and by the launcher's hub.
+//! Files: `world`, `environment` and `joining` decide who we are; `store` and `liveness` are the two interfaces. `table` is
+//! the state of the store without any waiting; `thread_store` wraps it for threads, `hub` serves it to processes, whose end
+//! is `process_store` (`wire` has the frames, `packet_socket` sends them). `life` is liveness from the kernel. `launch`
+//! starts a job and `job` ends it; `guardian` and `leftovers` see to it that nobody is left. `driver` is how a backend is
+//! found.
 
 mod deadline;
 mod driver;

@@ -14,6 +14,12 @@ pub(crate) fn descriptors() -> u64 {
     }
 }
 
+/// How many a launcher of this many ranks needs: socket, pidfd and two pipes each, and some for itself.
+#[cfg(target_os = "linux")]
+pub(crate) fn descriptors_needed(ranks: usize) -> u64 {
+    5 * ranks as u64 + 32
+}
+
 /// A received descriptor could not be taken.
 pub(crate) fn out_of_descriptors() -> Error {
     let have = descriptors();

@@ -101,10 +101,12 @@ pub(crate) enum Cause {
     Lost = 3,
     Left = 4,
     Full = 5,
+    #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
     Descriptors = 6,
 }
 
 impl Cause {
+    #[cfg(target_os = "linux")]
     pub(crate) fn from_code(code: u8) -> Option<Cause> {
         [Cause::Invalid, Cause::Timeout, Cause::Lost, Cause::Left, Cause::Full, Cause::Descriptors]
             .into_iter()
@@ -189,6 +191,7 @@ impl Table {
     }
 
     /// Whether any request is unanswered.
+    #[cfg(target_os = "linux")]
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }

@@ -58,6 +58,7 @@ fn as_a_rank() {
         "liveness" => liveness(&world),
         "many-fds" => many_descriptors(&world),
         "fork" => forked_child(&world),
+        "hostile" => hostile(&world),
         "few-fds" => few_descriptors(&world),
         other => panic!("unknown role {other}"),
     }
@@ -399,6 +400,43 @@ fn few_descriptors(world: &World) {
         assert_eq!(result.unwrap().len(), 40);
     }
     meet(world, "the connection still works");
+}
+
+#[test]
+fn nonsense_from_a_rank_ends_that_rank_only() {
+    passes(3, "hostile");
+}
+
+#[allow(unsafe_code)]
+fn hostile(world: &World) {
+    meet(world, "start");
+    let trio = Group::world(3);
+    if world.rank() == 1 {
+        let number = std::env::var("RANKWISE_CONTROL_FD").unwrap().parse().unwrap();
+        // SAFETY: the launcher's socket, which nothing closes.
+        let control = unsafe { std::os::fd::BorrowedFd::borrow_raw(number) };
+        // An exchange that announces four billion members.
+        let mut frame = vec![7_u8, 9, 0, 0, 0, 0, 0, 0, 0];
+        for field in [&b"k"[..], b"what", b""] {
+            frame.extend_from_slice(&(field.len() as u32).to_le_bytes());
+            frame.extend_from_slice(field);
+        }
+        frame.extend_from_slice(&[0, 0xff, 0xff, 0xff, 0xff]);
+        rustix::io::write(control, &frame).unwrap();
+        let error = world.store().get("x").unwrap_err();
+        assert_eq!(error.kind(), &ErrorKind::Closed, "{error}");
+        // Stay until the others have seen it, or leaving would be what they see.
+        while world.liveness().status(0) == PeerStatus::Alive {
+            thread::sleep(Duration::from_millis(1));
+        }
+        return;
+    }
+    let error = world.store().exchange("k", "test", &trio, &[], Attachment::None, LONG).unwrap_err();
+    assert_eq!(error.kind(), &ErrorKind::PeerLost);
+    assert_eq!(error.peers(), [1]);
+    assert!(error.message().contains("nonsense (a group is too large)"), "{error}");
+    let pair = Group::new([2, 0]).unwrap();
+    world.store().exchange("rest", "the rest", &pair, &[], Attachment::None, LONG).unwrap();
 }
 
 #[test]
