@@ -40,6 +40,17 @@ use std::time::Duration;
 ///     world.all_reduce_in_place(gradients, ReduceOp::Avg)
 /// }
 /// ```
+///
+/// Two threads can't use one handle:
+///
+/// ```compile_fail,E0499
+/// fn shared(comm: &mut rankwise_core::Communicator) {
+///     std::thread::scope(|s| {
+///         s.spawn(|| comm.barrier());
+///         s.spawn(|| comm.barrier());
+///     });
+/// }
+/// ```
 pub struct Communicator {
     pub(crate) member: Arc<Member>,
     pub(crate) backend: Backend,
@@ -124,6 +135,14 @@ impl Communicator {
     ///     let work = comm.start(Call::all_reduce(gradients, sums, ReduceOp::Sum))?;
     ///     // ... compute something else ...
     ///     Ok(work.wait()?)
+    /// }
+    /// ```
+    ///
+    /// ```compile_fail,E0521
+    /// # use rankwise_core::{Call, Communicator, ReduceOp, Result};
+    /// fn borrowed(comm: &mut Communicator, buf: &mut [f32]) -> Result<()> {
+    ///     std::mem::forget(comm.start(Call::all_reduce_in_place(buf, ReduceOp::Sum))?);
+    ///     Ok(())
     /// }
     /// ```
     pub fn start<S: Owned, D: Owned>(&mut self, call: Call<'_, S, D>) -> Result<Work<S, D>> {

@@ -38,8 +38,9 @@ struct Flight {
     raw: Box<dyn RawWork>,
     kind: OpKind,
     deadline: Duration,
-    /// A failure that its handle has returned.
     failed: Option<Error>,
+    /// The handle has returned the failure.
+    reported: bool,
 }
 
 impl Communicator {
@@ -57,6 +58,30 @@ impl Communicator {
     ///         s.start(Call::all_reduce_in_place(&mut *c, ReduceOp::Max))?;
     ///         let b = sum.wait()?;
     ///         b[0] += 1.0;
+    ///         Ok(())
+    ///     })
+    /// }
+    /// ```
+    ///
+    /// A buffer in flight can't be touched, and one that lives inside the closure can't be lent:
+    ///
+    /// ```compile_fail,E0506
+    /// # use rankwise_core::{Call, Communicator, ReduceOp, Result};
+    /// fn touched(comm: &mut Communicator, buf: &mut [f32]) -> Result<()> {
+    ///     comm.scope(|s| {
+    ///         s.start(Call::all_reduce_in_place(&mut *buf, ReduceOp::Sum))?;
+    ///         buf[0] = 1.0;
+    ///         Ok(())
+    ///     })
+    /// }
+    /// ```
+    ///
+    /// ```compile_fail,E0597
+    /// # use rankwise_core::{Call, Communicator, ReduceOp, Result};
+    /// fn inside(comm: &mut Communicator) -> Result<()> {
+    ///     comm.scope(|s| {
+    ///         let mut buf = [0.0_f32; 4];
+    ///         s.start(Call::all_reduce_in_place(&mut buf, ReduceOp::Sum))?.wait()?;
     ///         Ok(())
     ///     })
     /// }
@@ -108,49 +133,42 @@ fn land_all(flights: &mut [Option<Flight>], member: &Member, on_stuck: OnStuck, 
             std::mem::forget(flight.raw);
             continue;
         }
-        let reported = flight.failed.is_some();
-        if let Err(error) = land(flight, member, on_stuck, panicked)
-            && !reported
-        {
+        let reported = flight.reported;
+        if let Some(error) = land(flight, member, on_stuck, panicked).filter(|_| !reported) {
             first.get_or_insert(error);
         }
     }
     first
 }
 
-fn land(mut flight: Flight, member: &Member, on_stuck: OnStuck, panicked: bool) -> Result<()> {
+/// Returns when the flight is idle, with its first failure.
+fn land(mut flight: Flight, member: &Member, on_stuck: OnStuck, panicked: bool) -> Option<Error> {
     // After a panic peers may never come: stop rather than wait.
-    if (panicked || flight.failed.is_some()) && flight.raw.cancel() {
-        return Ok(());
+    if panicked && flight.raw.cancel() {
+        return flight.failed;
     }
-    let mut outcome = Ok(());
+    let mut known = flight.failed.take();
+    let mut first = None;
     loop {
-        match flight.raw.wait(flight.deadline) {
-            Ok(()) => return outcome,
-            Err(error) => {
-                let error = member.blame(flight.kind, error);
-                let text = error.to_string();
-                outcome = outcome.and(Err(error));
-                if flight.raw.cancel() {
-                    return outcome;
-                }
-                match on_stuck {
-                    OnStuck::Exit => {
-                        eprintln!(
-                            "rankwise: {text}; the engine can't be stopped and still uses a buffer of this scope; \
-                             exiting (RANKWISE_ON_STUCK=exit)"
-                        );
-                        std::process::exit(STUCK_EXIT_CODE);
-                    }
-                    OnStuck::Wait => {
-                        eprintln!(
-                            "rankwise: {text}; the engine can't be stopped and still uses a buffer of this scope; \
-                             waiting on (RANKWISE_ON_STUCK=wait)"
-                        );
-                        // An engine that reports its failure at once must not fill the log.
-                        std::thread::sleep(Duration::from_secs(1));
-                    }
-                }
+        let failure = match known.take().map_or_else(|| flight.raw.wait(flight.deadline), Err) {
+            Ok(()) => return first,
+            Err(error) => member.blame(flight.kind, error),
+        };
+        let text = failure.to_string();
+        first.get_or_insert(failure);
+        if flight.raw.cancel() {
+            return first;
+        }
+        let held = "the engine can't be stopped and still uses a buffer of this scope";
+        match on_stuck {
+            OnStuck::Exit => {
+                eprintln!("rankwise: {text}; {held}; exiting (RANKWISE_ON_STUCK=exit)");
+                std::process::exit(STUCK_EXIT_CODE);
+            }
+            OnStuck::Wait => {
+                eprintln!("rankwise: {text}; {held}; waiting on (RANKWISE_ON_STUCK=wait)");
+                // An engine that reports its failure at once must not fill the log.
+                std::thread::sleep(Duration::from_secs(1));
             }
         }
     }
@@ -171,7 +189,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         // idle. A handle that is dropped early keeps them too: see its Drop.
         let raw = unsafe { self.member.start(&request, deadline, &mut self.scratch.borrow_mut()) }?;
         let index = raw.map(|raw| {
-            flights.push(Some(Flight { raw, kind, deadline, failed: None }));
+            flights.push(Some(Flight { raw, kind, deadline, failed: None, reported: false }));
             flights.len() - 1
         });
         Ok(ScopedWork { member: self.member, flights: &self.flights, index, kind, lent: Some(lent) })
@@ -201,6 +219,10 @@ pub struct ScopedWork<'scope, S: Buffer, D: Buffer> {
 impl<S: Buffer, D: Buffer> ScopedWork<'_, S, D> {
     /// Whether the operation has finished; does not wait. An error is final: [`ScopedWork::wait`] returns it again.
     pub fn test(&mut self) -> Result<bool> {
+        self.poll(true)
+    }
+
+    fn poll(&mut self, report: bool) -> Result<bool> {
         let Some(index) = self.index else { return Ok(true) };
         let mut flights = self.flights.borrow_mut();
         let Some(Some(flight)) = flights.get_mut(index) else { return Ok(true) };
@@ -208,6 +230,7 @@ impl<S: Buffer, D: Buffer> ScopedWork<'_, S, D> {
             return Err(self.member.forked(self.kind));
         }
         if let Some(error) = &flight.failed {
+            flight.reported |= report;
             return Err(error.clone());
         }
         match flight.raw.test() {
@@ -216,7 +239,10 @@ impl<S: Buffer, D: Buffer> ScopedWork<'_, S, D> {
                 flights[index] = None;
                 Ok(true)
             }
-            Err(error) => Err(flight.failed.insert(self.member.blame(self.kind, error)).clone()),
+            Err(error) => {
+                flight.reported |= report;
+                Err(flight.failed.insert(self.member.blame(self.kind, error)).clone())
+            }
         }
     }
 
@@ -255,6 +281,7 @@ impl<S: Buffer, D: Buffer> ScopedWork<'_, S, D> {
             None => flight.raw.wait(flight.deadline).map_err(|error| self.member.blame(self.kind, error)),
         };
         flight.failed = result.as_ref().err().cloned();
+        flight.reported = result.is_err();
         if result.is_ok() || flight.raw.cancel() {
             flights[index] = None;
         }
@@ -270,7 +297,7 @@ impl<S: Buffer, D: Buffer> ScopedWork<'_, S, D> {
 impl<S: Buffer, D: Buffer> Drop for ScopedWork<'_, S, D> {
     fn drop(&mut self) {
         // An owned buffer that the engine may still use is leaked; a borrowed one is not ours to free.
-        if self.lent.is_some() && !self.is_idle() && !self.test().unwrap_or(false) {
+        if std::mem::needs_drop::<Lent<S, D>>() && !self.is_idle() && !self.poll(false).unwrap_or(false) {
             std::mem::forget(self.lent.take());
         }
     }
