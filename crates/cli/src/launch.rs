@@ -1,7 +1,7 @@
 //! `rankwise launch`: a program as several ranks on this host.
 
 use clap::{Args, ValueEnum};
-use rankwise_world::launch::{Launch as Job, Line, Output, Stream};
+use rankwise_world::launch::{Exit, Launch as Job, Line, Output, Stream};
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -79,6 +79,9 @@ impl Launch {
         };
         if outcome.leftovers > 0 {
             say(&format!("killed what had left the process groups of the ranks: {} process(es)", outcome.leftovers));
+        }
+        for (rank, exit) in outcome.exits.iter().enumerate().filter(|(_, exit)| matches!(exit, Exit::Stuck(_))) {
+            say(&format!("rank {rank}: {exit}"));
         }
         if let Some(failure) = outcome.failure() {
             say(&failure);

@@ -3,9 +3,10 @@
 //! It never blocks on a rank: replies queue up per rank, and a rank that does not read its replies is not read from.
 
 use crate::environment::PROTOCOL;
+use crate::failure::{Cause, Failure, RankEnd};
 use crate::life::LifeFile;
 use crate::packet_socket::{self, PacketBuffer, ReceiveError};
-use crate::table::{Answer, Cause, Failure, RankEnd, Reply, Table};
+use crate::table::{Answer, Reply, Table};
 use crate::wire::{self, Frame, ItemPackets, MAX_RANKS, Packet};
 use rankwise_core::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -17,8 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// How long after a rank's socket closed the launcher may still say how the rank ended.
-const POSTMORTEM: Duration = Duration::from_millis(50);
+/// How long after a rank's end was noticed the launcher may still say how it ended.
+const POSTMORTEM: Duration = Duration::from_millis(100);
 /// How often the life locks are looked at while somebody waits. A shell around a rank keeps its socket open.
 const LOOK: Duration = Duration::from_millis(50);
 /// A rank with more unread replies than this is not read from.
@@ -116,8 +117,8 @@ struct Seat {
     unsent_bytes: usize,
     throttled: bool,
     joined: bool,
-    /// The socket closed, and how it ended is not known yet.
-    closed_at: Option<Instant>,
+    /// Its end was noticed, and how it ended is not known yet.
+    noticed: Option<Instant>,
     ended: bool,
 }
 
@@ -162,8 +163,8 @@ impl Server {
         let mut until: Option<Instant> = None;
         let mut by = |when: Instant| until = Some(until.map_or(when, |sooner| sooner.min(when)));
         for (rank, seat) in self.seats.iter().enumerate() {
-            if let Some(closed_at) = seat.closed_at {
-                by(closed_at + POSTMORTEM);
+            if let Some(noticed) = seat.noticed {
+                by(noticed + POSTMORTEM);
             }
             let Some(socket) = &seat.socket else { continue };
             let mut flags = PollFlags::empty();
@@ -222,7 +223,7 @@ impl Server {
                 }
                 Err(None) => {
                     seat.unsent.clear();
-                    seat.closed_at = Some(Instant::now());
+                    seat.noticed.get_or_insert_with(Instant::now);
                     return;
                 }
                 Err(Some(why)) => {
@@ -283,8 +284,8 @@ impl Server {
     fn look(&mut self) {
         let now = Instant::now();
         for rank in 0..self.seats.len() {
-            if self.seats[rank].closed_at.is_some_and(|closed_at| now >= closed_at + POSTMORTEM) {
-                self.end(rank, RankEnd::Lost("closed its connection to the launcher (it died or ran exec)".into()));
+            if self.seats[rank].noticed.is_some_and(|noticed| now >= noticed + POSTMORTEM) {
+                self.end(rank, RankEnd::Lost("died, or left the job by running another program".into()));
             }
         }
         if now < self.next_look || !self.table.has_waiting() {
@@ -292,9 +293,9 @@ impl Server {
         }
         self.next_look = now + LOOK;
         for rank in 0..self.seats.len() {
-            let seat = &self.seats[rank];
-            if seat.joined && !seat.ended && seat.closed_at.is_none() && !self.shared.life.is_held(rank) {
-                self.end(rank, RankEnd::Lost("died".into()));
+            let seat = &mut self.seats[rank];
+            if seat.joined && !seat.ended && seat.noticed.is_none() && !self.shared.life.is_held(rank) {
+                seat.noticed = Some(now);
             }
         }
     }

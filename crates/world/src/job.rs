@@ -1,12 +1,12 @@
 //! A running job: watching its ranks, and ending it so that nobody is left.
 
 use crate::exit::{Exit, signal_name};
+use crate::failure::RankEnd;
 use crate::guardian::Guardian;
 use crate::hub::Hub;
 use crate::leftovers::{Mark, kill_marked};
 use crate::output::{Line, News, Reader, Stream};
 use crate::signals::CaughtSignals;
-use crate::table::RankEnd;
 use rankwise_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group, pidfd_send_signal};

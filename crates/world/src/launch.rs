@@ -11,7 +11,7 @@ use crate::job::{JobParts, RankProcess};
 use crate::limits::descriptors_needed;
 use crate::output::{Reader, Source};
 use crate::pin;
-use crate::signals::CaughtSignals;
+use crate::signals::{CaughtSignals, keep_exit_statuses};
 use crate::world::{available_cpus, random_id};
 use rankwise_core::{Error, ErrorKind, Result};
 use rustix::io::{Errno, FdFlags};
@@ -136,7 +136,7 @@ impl Launch {
     /// Starts all ranks.
     ///
     /// The ranks die with the *thread* that calls this, so the job cannot leave it. Raises this process's soft
-    /// limit on descriptors if the job needs more; the ranks keep the old one.
+    /// limit on descriptors if the job needs more (the ranks keep the old one), and stops ignoring SIGCHLD.
     ///
     /// `InvalidArgument` for zero or too many ranks, `Config` when the program cannot be run, `Limit` when the system
     /// refuses; then no rank is left.
@@ -145,6 +145,7 @@ impl Launch {
             true => CaughtSignals::install().map_err(|errno| system("catch signals", self.ranks, errno.into()))?,
             false => None,
         };
+        keep_exit_statuses();
         let limit = raise_descriptor_limit(self.ranks);
         let (hub, seats) = Hub::start(self.ranks)?;
         let id = random_id();

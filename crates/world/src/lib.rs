@@ -28,11 +28,14 @@
 //! starts a job and `job` ends it; `guardian` and `leftovers` see to it that nobody is left. `driver` is how a backend is
 //! found.
 
+#![deny(unsafe_code)]
+
 mod deadline;
 mod driver;
 mod environment;
 #[cfg(target_os = "linux")]
 mod exit;
+mod failure;
 #[cfg(target_os = "linux")]
 mod guardian;
 #[cfg(target_os = "linux")]
@@ -68,9 +71,9 @@ mod world;
 
 pub use driver::{Driver, ProbeReport};
 pub use environment::{LAUNCH_VARIABLES, PROTOCOL};
+pub use failure::RankEnd;
 #[cfg(target_os = "linux")]
 pub use launch::{Job, Launch};
 pub use liveness::{Liveness, PeerStatus};
 pub use store::{Attachment, MAX_KEY, MAX_PAYLOAD, MAX_STORE, MAX_VALUE, Store};
-pub use table::RankEnd;
 pub use world::{Placement, World};

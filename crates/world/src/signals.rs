@@ -73,6 +73,18 @@ impl CaughtSignals {
     }
 }
 
+/// Makes sure that the kernel keeps the exit status of children: whoever started us may have ignored SIGCHLD.
+pub(crate) fn keep_exit_statuses() {
+    // SAFETY: both actions are valid for the calls; the default action of SIGCHLD does nothing.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        if libc::sigaction(libc::SIGCHLD, std::ptr::null(), &mut action) == 0 && action.sa_sigaction == libc::SIG_IGN {
+            action.sa_sigaction = libc::SIG_DFL;
+            libc::sigaction(libc::SIGCHLD, &action, std::ptr::null_mut());
+        }
+    }
+}
+
 impl AsFd for CaughtSignals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.read.as_fd()

@@ -1,8 +1,9 @@
 //! What the store knows: values, and who waits for what. Pure state, no waiting and no input or output, so that the
 //! hub of processes and the store of threads behave alike.
 
+use crate::failure::{Cause, Failure, RankEnd};
 use crate::store::{Attachment, MAX_STORE};
-use rankwise_core::{Error, ErrorKind, Group, Result};
+use rankwise_core::Group;
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -10,15 +11,6 @@ use std::fmt::Write;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// How a rank ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum RankEnd {
-    /// It exited with success: `PeerLeft` for those who wait for it.
-    Left,
-    /// It died; the text says how, for example `was killed by SIGKILL (9)`. `PeerLost` for those who wait for it.
-    Lost(String),
-}
 
 /// An attachment on its way to several receivers.
 #[derive(Clone, Default)]
@@ -83,59 +75,6 @@ pub(crate) enum Reply {
     Flag(bool),
     Items(Items),
     Failed(Failure),
-}
-
-/// A failure in a form that travels.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub(crate) cause: Cause,
-    pub(crate) peers: Vec<u32>,
-    pub(crate) text: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Cause {
-    Invalid = 1,
-    Timeout = 2,
-    Lost = 3,
-    Left = 4,
-    Full = 5,
-    #[cfg_attr(not(target_os = "linux"), allow(dead_code))]
-    Descriptors = 6,
-}
-
-impl Cause {
-    #[cfg(target_os = "linux")]
-    pub(crate) fn from_code(code: u8) -> Option<Cause> {
-        [Cause::Invalid, Cause::Timeout, Cause::Lost, Cause::Left, Cause::Full, Cause::Descriptors]
-            .into_iter()
-            .find(|c| *c as u8 == code)
-    }
-}
-
-impl Failure {
-    fn invalid(text: impl Into<String>) -> Failure {
-        Failure { cause: Cause::Invalid, peers: Vec::new(), text: text.into() }
-    }
-
-    pub(crate) fn into_error(self, rank: usize) -> Error {
-        let kind = match self.cause {
-            Cause::Invalid => ErrorKind::InvalidArgument,
-            Cause::Timeout => ErrorKind::Timeout,
-            Cause::Lost => ErrorKind::PeerLost,
-            Cause::Left => ErrorKind::PeerLeft,
-            // The launcher's limit, whose value does not travel; ranks start with the same one.
-            Cause::Descriptors => {
-                let have = crate::limits::descriptors();
-                ErrorKind::Limit { which: "RLIMIT_NOFILE".into(), have, need: have.saturating_add(1) }
-            }
-            Cause::Full => {
-                ErrorKind::Limit { which: "store bytes".into(), have: MAX_STORE as u64, need: MAX_STORE as u64 + 1 }
-            }
-        };
-        Error::new(kind, self.text).with_rank(rank).with_peers(self.peers.into_iter().map(|peer| peer as usize))
-    }
 }
 
 /// A reply to a request, addressed by rank and ticket.

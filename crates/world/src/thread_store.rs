@@ -1,8 +1,9 @@
 //! The store of ranks that are threads of one process, and of a rank alone.
 
 use crate::deadline::Deadline;
+use crate::failure::RankEnd;
 use crate::store::{Attachment, Store, check_exchange, check_key, check_value, forked};
-use crate::table::{Answer, Carried, RankEnd, Reply, Request, Table};
+use crate::table::{Answer, Carried, Reply, Request, Table};
 use rankwise_core::fork::Generation;
 use rankwise_core::{Error, ErrorKind, Group, Result};
 use std::collections::HashMap;

@@ -4,8 +4,9 @@
 //! A request is `type ticket fields`, a reply the same. Descriptors ride beside the packet, in the order of the flags that
 //! announce them.
 
+use crate::failure::{Cause, Failure};
 use crate::store::{MAX_KEY, MAX_PAYLOAD, MAX_VALUE};
-use crate::table::{Carried, Cause, Failure, Items, Reply, Request};
+use crate::table::{Carried, Items, Reply, Request};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 

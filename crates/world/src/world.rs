@@ -1,9 +1,9 @@
 //! The world: who am I, who are the others, how do we meet.
 
 use crate::environment::{self, Origin};
+use crate::failure::RankEnd;
 use crate::liveness::{Liveness, ThreadLiveness};
 use crate::store::Store;
-use crate::table::RankEnd;
 use crate::thread_store::{MeetingPlace, ThreadStore};
 use rankwise_core::{Error, ErrorKind, Result};
 use std::fmt;
@@ -86,7 +86,16 @@ impl World {
 
     /// A world of one rank.
     pub fn solo() -> World {
-        World::thread(0, random_id(), "alone", Placement::Solo, &MeetingPlace::new(1), &ThreadLiveness::new(1), 1)
+        let local = Local {
+            size: 1,
+            job: random_id(),
+            source: "alone",
+            placement: Placement::Solo,
+            cpus: available_cpus(),
+            meeting_place: MeetingPlace::new(1),
+            liveness: ThreadLiveness::new(1),
+        };
+        local.world(0)
     }
 
     /// Runs `f` on `n` ranks that are threads of this process, and returns their results in rank order.
@@ -106,30 +115,35 @@ impl World {
         if n == 0 {
             return Err(Error::invalid("a world has at least one rank; pass the number of threads to run"));
         }
-        let job = random_id();
-        let meeting_place = MeetingPlace::new(n);
-        let liveness = ThreadLiveness::new(n);
+        let local = Local {
+            size: n,
+            job: random_id(),
+            source: "threads",
+            placement: Placement::Threads,
+            cpus: available_cpus(),
+            meeting_place: MeetingPlace::new(n),
+            liveness: ThreadLiveness::new(n),
+        };
         let first_panic = Mutex::new(None);
         let gate = Gate::default();
         let results = thread::scope(|scope| {
             let mut ranks = Vec::with_capacity(n);
             for rank in 0..n {
-                let world = World::thread(rank, job, "threads", Placement::Threads, &meeting_place, &liveness, n);
-                let (f, gate, first_panic, meeting_place, liveness) =
-                    (&f, &gate, &first_panic, &meeting_place, &liveness);
+                let world = local.world(rank);
+                let (f, gate, first_panic, local) = (&f, &gate, &first_panic, &local);
                 let body = move || {
                     if !gate.wait() {
                         return None;
                     }
                     let result = catch_unwind(AssertUnwindSafe(|| f(world)));
-                    liveness.mark_gone(rank);
+                    local.liveness.mark_gone(rank);
                     match result {
                         Ok(value) => {
-                            meeting_place.rank_gone(rank, RankEnd::Left);
+                            local.meeting_place.rank_gone(rank, RankEnd::Left);
                             Some(value)
                         }
                         Err(payload) => {
-                            meeting_place.rank_gone(rank, RankEnd::Lost("panicked".into()));
+                            local.meeting_place.rank_gone(rank, RankEnd::Lost("panicked".into()));
                             first_panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
                             None
                         }
@@ -153,29 +167,6 @@ impl World {
             resume_unwind(payload);
         }
         Ok(results.into_iter().flatten().collect())
-    }
-
-    fn thread(
-        rank: usize,
-        job: u128,
-        source: &'static str,
-        placement: Placement,
-        meeting_place: &Arc<MeetingPlace>,
-        liveness: &ThreadLiveness,
-        size: usize,
-    ) -> World {
-        World(Arc::new(Inner {
-            rank,
-            size,
-            local_rank: rank,
-            local_size: size,
-            job,
-            source,
-            placement,
-            cpus: available_cpus(),
-            store: Box::new(ThreadStore::new(rank, size, meeting_place.clone())),
-            liveness: Box::new(liveness.clone()),
-        }))
     }
 
     /// Global rank of this rank.
@@ -226,6 +217,34 @@ impl World {
     /// Who is still there.
     pub fn liveness(&self) -> &dyn Liveness {
         &*self.0.liveness
+    }
+}
+
+/// A world within this process.
+struct Local {
+    size: usize,
+    job: u128,
+    source: &'static str,
+    placement: Placement,
+    cpus: usize,
+    meeting_place: Arc<MeetingPlace>,
+    liveness: ThreadLiveness,
+}
+
+impl Local {
+    fn world(&self, rank: usize) -> World {
+        World(Arc::new(Inner {
+            rank,
+            size: self.size,
+            local_rank: rank,
+            local_size: self.size,
+            job: self.job,
+            source: self.source,
+            placement: self.placement,
+            cpus: self.cpus,
+            store: Box::new(ThreadStore::new(rank, self.size, self.meeting_place.clone())),
+            liveness: Box::new(self.liveness.clone()),
+        }))
     }
 }
 
