@@ -1,0 +1,58 @@
+//! Every crate inherits the workspace's lints and facts, and the licences are there.
+
+use super::{File, Findings, Tree};
+
+/// Lines each manifest must have, and why.
+const INHERITED: &[(&str, &str)] = &[
+    ("[lints]\nworkspace = true", "or the workspace's lints do not apply to it"),
+    ("edition.workspace = true", "one edition for all"),
+    ("rust-version.workspace = true", "one oldest compiler for all"),
+    ("license.workspace = true", "one licence for all"),
+    ("version.workspace = true", "crates are released together"),
+];
+
+/// Lints the workspace must deny, whatever else it does.
+const DENIED: &[&str] = &["undocumented_unsafe_blocks = \"deny\"", "unsafe_op_in_unsafe_fn = \"deny\""];
+
+/// Files the root must have, with a text that shows they are what they say.
+const ROOT_FILES: &[(&str, &str)] = &[
+    ("LICENSE-MIT", "Permission is hereby granted"),
+    ("LICENSE-APACHE", "Apache License"),
+    ("README.md", "cargo xtask test"),
+    ("ARCHITECTURE.md", "#"),
+    ("CONTRIBUTING.md", "cargo xtask test"),
+    ("SECURITY.md", "#"),
+    ("CHANGELOG.md", "Unreleased"),
+    (".ci/run", "cargo xtask test"),
+];
+
+pub(super) fn check(tree: &Tree, findings: &mut Findings) {
+    for package in &tree.packages {
+        let manifest = tree.files.iter().find(|file| is_manifest_of(file, &package.directory));
+        let Some(manifest) = manifest else {
+            findings.errors.push(format!("crate {} has no manifest that git tracks", package.directory));
+            continue;
+        };
+        for (line, why) in INHERITED.iter().filter(|(line, _)| !manifest.text.contains(line)) {
+            findings.errors.push(format!("{} lacks `{}`: {why}", manifest.path, line.replace('\n', " ")));
+        }
+    }
+    if let Some(root) = tree.file("Cargo.toml") {
+        for lint in DENIED.iter().filter(|lint| !root.text.contains(**lint)) {
+            findings.errors.push(format!("Cargo.toml: [workspace.lints] lacks `{lint}`"));
+        }
+    }
+    for (path, content) in ROOT_FILES {
+        match tree.file(path) {
+            None => findings.errors.push(format!("{path} is missing")),
+            Some(file) if !file.text.contains(content) => {
+                findings.errors.push(format!("{path} does not contain `{content}`"));
+            }
+            Some(_) => {}
+        }
+    }
+}
+
+fn is_manifest_of(file: &File, directory: &str) -> bool {
+    file.path == format!("crates/{directory}/Cargo.toml") || file.path == format!("{directory}/Cargo.toml")
+}
