@@ -24,6 +24,7 @@ use std::time::Duration;
 
 /// A buffer without its type: address, length in bytes, where it lives.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct RawBuf {
     /// First byte; dangling when `bytes` is zero. Not necessarily aligned to the element.
     pub ptr: *mut u8,
@@ -31,7 +32,8 @@ pub struct RawBuf {
     pub bytes: usize,
     /// Where it lives.
     pub space: MemorySpace,
-    /// The collective allocation it lies in, and its offset there in bytes.
+    /// The collective allocation it lies in, and its offset there in bytes. Known to this rank only: peers may differ in
+    /// whether and where, so an algorithm that depends on it has to agree on it first.
     pub segment: Option<(u64, usize)>,
 }
 
@@ -60,13 +62,16 @@ pub struct Counts<'a> {
 /// One operation, checked and without types.
 ///
 /// What the layer above guarantees to a backend:
+/// - `elem_size` is above zero, and equals `dtype.size()` unless opaque;
 /// - `src` and `dst` have exactly the sizes of the table at [`OpKind`] for `count` elements of `elem_size` bytes (for
 ///   the v-forms: for `counts`), or are [`RawBuf::NONE`] where the kind has no such buffer on this rank;
 /// - they do not overlap, except in place: AllReduce, Reduce(root), Broadcast with `src.ptr == dst.ptr`; AllGather(V) and Gather(V)(root) with `src`
 ///   at this rank's slot of `dst`; ReduceScatter(V) with `dst` at this rank's slot of `src`;
 /// - `counts` has a length of the group for the v-forms and is empty otherwise; sums do not overflow;
-/// - the capability table offers the call; `op` is set exactly for reducing kinds; `root` is in the group.
+/// - the capability table offers the call; `op` is set exactly for reducing kinds; `root` is in the group; `fused` is set
+///   exactly for the fused kinds.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct RawCall<'a> {
     /// What to do.
     pub kind: OpKind,
@@ -89,10 +94,67 @@ pub struct RawCall<'a> {
     /// Distinguishes uses of one kind that must not meet (for example the length message of a broadcast of unknown
     /// length); part of the descriptor.
     pub tag: u32,
+    /// What a fused kind needs beside source and destination.
+    pub fused: Option<Fused>,
+}
+
+impl<'a> RawCall<'a> {
+    /// A call of this kind without buffers, on `count` elements of a numeric type (opaque elements: set `elem_size`). Set what else the
+    /// kind needs.
+    pub fn new(kind: OpKind, dtype: DType, count: usize) -> RawCall<'a> {
+        RawCall {
+            kind,
+            dtype,
+            elem_size: dtype.size().unwrap_or(1),
+            op: None,
+            count,
+            counts: Counts::default(),
+            root: 0,
+            src: RawBuf::NONE,
+            dst: RawBuf::NONE,
+            tag: 0,
+            fused: None,
+        }
+    }
+}
+
+/// Further buffers of [`OpKind::AllReduceAddRmsNorm`]: `residual += all_reduce(src)`, then `dst = residual / rms(residual) * weight`
+/// over rows as long as `weight`.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Fused {
+    /// Read and written; as long as the source.
+    pub residual: RawBuf,
+    /// Read; one row.
+    pub weight: RawBuf,
+    /// Added to the mean square.
+    pub epsilon: f64,
+}
+
+/// A call that was refused above the backend.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Refusal<'a> {
+    /// What it would have been.
+    pub kind: OpKind,
+    /// Position of the destination or source of a Send or Recv.
+    pub peer: Option<usize>,
+    /// Why.
+    pub why: &'a Error,
+    /// How many calls it would have been.
+    pub calls: usize,
+}
+
+impl<'a> Refusal<'a> {
+    /// A refusal of `calls` collective calls.
+    pub fn new(kind: OpKind, why: &'a Error, calls: usize) -> Refusal<'a> {
+        Refusal { kind, peer: None, why, calls }
+    }
 }
 
 /// What a communicator is made from.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CommSpec {
     /// Its members in order.
     pub group: Group,
@@ -103,6 +165,13 @@ pub struct CommSpec {
     pub determinism: Determinism,
     /// Compare descriptors even where that costs an exchange.
     pub check: bool,
+}
+
+impl CommSpec {
+    /// The registered communicator of a group, with the default modes.
+    pub fn new(group: Group) -> CommSpec {
+        CommSpec { group, tag: 0, determinism: Determinism::SameTopology, check: false }
+    }
 }
 
 /// One joined engine on this rank.
@@ -123,7 +192,8 @@ pub unsafe trait RawBackend: Send + Sync + Any {
     /// What this rank could offer; a communicator's own table is the intersection over its members.
     fn capabilities(&self) -> Capabilities;
 
-    /// Makes a communicator of at least two members. Collective over the members, within `deadline`.
+    /// Makes a communicator of at least two members. Collective over the members, within `deadline`. Several threads may make
+    /// communicators of different groups at once; a failed attempt must not disturb the next one of the same group.
     ///
     /// `Timeout` lists the missing ranks and what they registered instead; `UnsupportedMode` when the determinism asked
     /// for is not offered.
@@ -132,36 +202,45 @@ pub unsafe trait RawBackend: Send + Sync + Any {
 
 /// One communicator of at least two members on this rank.
 ///
-/// Calls are issued by one thread at a time (the layer above sees to it), in the same order on all members;
-/// [`RawCommunicator::abort`] may come from any thread at any time. `deadline` counts from the call.
+/// Collectives are issued by one thread at a time (the layer above sees to it), in the same order on all members; sends and
+/// receives are ordered for each pair of ranks only. [`RawCommunicator::abort`], and the methods of a [`RawWork`], may come from
+/// any thread at any time. `deadline` counts from the call; [`Duration::MAX`] means none.
+///
+/// Communicators are independent: ranks may interleave calls on two of them in different orders. Whatever blocks
+/// (`run`, `alloc`, `finalize`, `wait`, `order` on the host, making a communicator) and [`RawWork::test`] progresses every outstanding
+/// work of the backend.
 ///
 /// # Safety
 ///
 /// Implementors promise, for every call they are given:
 /// - they read only `src` and write only `dst`, within their lengths, and in place as [`RawCall`] describes;
-/// - once [`RawCommunicator::run`] on [`Queue::Host`] has returned, with or without an error, neither they nor any
-///   engine below touches the call's memory;
+/// - once [`RawCommunicator::run`] has returned, with or without an error, neither they nor any engine below touches the
+///   call's memory;
 /// - the memory of a started call is not touched after its work is *idle* ([`RawWork::wait`] returned `Ok`, or
 ///   [`RawWork::cancel`] returned true);
-/// - a [`RawSegment`] they hand out is valid for reads and writes for its whole length as long as it lives.
-pub unsafe trait RawCommunicator: Send + Sync {
+/// - when ranks are threads of one process, nobody reads a buffer of another rank, allocations included: its owner may
+///   write it as soon as its own call has failed.
+pub unsafe trait RawCommunicator: Send + Sync + Any {
     /// The members.
     fn group(&self) -> &Group;
 
     /// The intersection of the members' tables.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Runs several calls as one, in order. One call is the ordinary case; more are a grouped launch where the engine
-    /// has one. On [`Queue::Host`] all are finished on return; on a stream they are enqueued, and `deadline` is watched.
+    /// Runs several calls as one; all are finished on return. One call is the ordinary case; more are a grouped launch
+    /// where the engine has one. The calls don't depend on each other and share no memory but sources; the number of calls, and the
+    /// place of each among them, belongs to their descriptors.
     ///
     /// # Safety
     ///
-    /// The buffers of the calls are valid: `src` for reads, `dst` for writes, until return (on a stream: until
-    /// finished), and nobody else writes `src` or touches `dst` meanwhile.
-    unsafe fn run(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<()>;
+    /// The buffers of the calls are valid: `src` for reads, `dst` for writes, until return, and nobody else writes `src` or
+    /// touches `dst` meanwhile.
+    unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()>;
 
-    /// Starts several calls as one and returns; several works may be in flight. They finish in the order of their start
-    /// at the latest when waited for; a wait on any of them progresses every outstanding work of this backend.
+    /// Starts several calls as one and returns; several works may be in flight, and may be waited for in any order. On
+    /// a stream the calls are enqueued behind what the stream holds.
+    ///
+    /// `deadline` counts from here; when it passes in a wait or test of the work, the communicator is poisoned with `Timeout`.
     ///
     /// # Safety
     ///
@@ -169,9 +248,12 @@ pub unsafe trait RawCommunicator: Send + Sync {
     /// not touched. `calls` and the slices of counts in it may be gone after return.
     unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>>;
 
-    /// Takes the sequence number of a call that was refused above, and tells the peers that meet it (`PeerRejected`).
-    /// Does not wait for them. `calls` is the number of calls the refused one would have been.
-    fn reject(&self, kind: OpKind, why: &Error, calls: usize);
+    /// Takes the sequence numbers of a call that was refused above, and tells the peers that meet it (`PeerRejected`); for
+    /// a refused Send or Recv the one peer, if that can be told. Does not wait for the peers to come.
+    ///
+    /// A backend that can't tell them makes itself unusable here (later calls are `Poisoned`): else this rank's next call
+    /// would meet the peers' refused one, and data would be silently wrong.
+    fn reject(&self, refusal: &Refusal<'_>);
 
     /// Allocates memory that operations on this communicator can use without copies. Collective; equal `bytes`
     /// (more than 0) on all members.
@@ -183,25 +265,32 @@ pub unsafe trait RawCommunicator: Send + Sync {
     /// Makes every member's running and later calls fail with `Aborted` (then `Poisoned`). Any thread; twice is fine.
     fn abort(&self);
 
-    /// The collective goodbye: returns when all members have said it. Afterwards peers see this rank as left.
+    /// The collective goodbye: returns when all members have said it, after all works in flight. Afterwards peers see this
+    /// rank as left, as they do when the last handle is dropped.
     fn finalize(&self, deadline: Duration) -> Result<()>;
 }
 
 /// Calls in flight.
 ///
-/// Dropping a work that is not idle is a bug of the layer above; it hands it to [`RawWork::detach`] instead.
-pub trait RawWork: Send {
+/// Dropping a work that is not idle is a bug of the layer above; it hands it to [`RawWork::detach`] instead. `wait`, `cancel` and
+/// `detach` may follow an error of `test` or `wait`.
+///
+/// # Safety
+///
+/// Implementors promise not to touch the calls' memory once the work is idle: `wait` returned `Ok`, or `cancel` true.
+pub unsafe trait RawWork: Send {
     /// Whether the calls have finished; progresses. Stays true once it was. An error is final.
     fn test(&mut self) -> Result<bool>;
 
-    /// Waits on the host until finished. On an error the work may still be in flight: [`RawWork::cancel`] tells.
+    /// Waits on the host until finished, at most `deadline` and at most what is left of the work's own. On an error the work may still be in flight: [`RawWork::cancel`] tells.
     fn wait(&mut self, deadline: Duration) -> Result<()>;
 
     /// Orders later work on `queue` after these calls without waiting on the host; on [`Queue::Host`] the same as
     /// `wait` without a deadline of its own.
     fn order(&mut self, queue: Queue) -> Result<()>;
 
-    /// Stops the calls if the engine can. True: idle, the engine no longer touches their memory.
+    /// Stops the calls if the engine can. True: idle, the engine no longer touches their memory. Cancelling unfinished calls
+    /// breaks the communicator on all members (`Aborted`), since some may have begun them.
     fn cancel(&mut self) -> bool;
 
     /// The handle was dropped unfinished: the engine keeps `owned` (what the buffers live in) until idle, then drops
@@ -210,7 +299,12 @@ pub trait RawWork: Send {
 }
 
 /// Memory from a collective allocation. Dropping it is local; peers that still use it keep their own mapping.
-pub trait RawSegment: Send + Sync {
+///
+/// # Safety
+///
+/// Implementors promise that the memory is valid for reads and writes for its whole length as long as the value lives, and that
+/// no other segment of the process has the same `id`.
+pub unsafe trait RawSegment: Send + Sync {
     /// First byte, at least 64-byte aligned.
     fn ptr(&self) -> *mut u8;
 

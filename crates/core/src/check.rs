@@ -47,16 +47,14 @@ pub(crate) fn check<'c>(request: &Request<'c>, place: Place<'_>) -> Result<RawCa
     // Elements without bytes are moved as no elements.
     let (count, elem_size) = if size == 0 { (0, 1) } else { (checked.count, size) };
     Ok(RawCall {
-        kind: shape.kind,
-        dtype: shape.dtype,
         elem_size,
         op: shape.op,
-        count,
         counts: Counts { send: shape.send, recv: shape.recv },
         root: shape.root,
         src: raw(checked.src),
         dst: raw(checked.dst),
         tag: shape.tag,
+        ..RawCall::new(shape.kind, shape.dtype, count)
     })
 }
 

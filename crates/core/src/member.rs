@@ -2,9 +2,9 @@
 
 #![allow(unsafe_code)]
 
-use crate::backend::{RawCall, RawCommunicator, RawWork};
+use crate::backend::{RawCall, RawCommunicator, RawWork, Refusal};
 use crate::bytes::ALIGNMENT;
-use crate::call::{Part, Request};
+use crate::call::{Part, Request, Shape};
 use crate::caps::Capabilities;
 use crate::check::{self, Place};
 use crate::error::{Error, ErrorKind, Result};
@@ -204,7 +204,21 @@ impl Member {
     pub(crate) fn refuse(&self, _entered: &Entered<'_>, kind: OpKind, error: Error, calls: usize) -> Error {
         let error = self.blame(kind, error);
         if let Some(raw) = self.raw() {
-            raw.reject(kind, &error, calls);
+            raw.reject(&Refusal::new(kind, &error, calls));
+        }
+        error
+    }
+
+    /// [`Member::refuse`], naming the peer of a send or receive if it is one.
+    #[cold]
+    fn refuse_request(&self, entered: &Entered<'_>, shape: &Shape<'_>, error: Error) -> Error {
+        let is_peer = shape.root < self.group.len() && shape.root != self.position;
+        if !matches!(shape.kind, OpKind::Send | OpKind::Recv) || !is_peer {
+            return self.refuse(entered, shape.kind, error, 1);
+        }
+        let error = self.blame(shape.kind, error);
+        if let Some(raw) = self.raw() {
+            raw.reject(&Refusal { peer: Some(shape.root), ..Refusal::new(shape.kind, &error, 1) });
         }
         error
     }
@@ -251,12 +265,13 @@ impl Member {
         let entered = self.enter(kind)?;
         let call = match self.prepare(request, scratch) {
             Ok(call) => call,
-            Err(error) => return Err(self.refuse(&entered, kind, error, 1)),
+            Err(error) => return Err(self.refuse_request(&entered, &request.shape, error)),
         };
         match self.raw() {
             // SAFETY: checked, and the caller's promise about the sides.
-            Some(raw) => unsafe { raw.run(std::slice::from_ref(&call), Queue::Host, deadline) }
-                .map_err(|error| self.blame(kind, error)),
+            Some(raw) => {
+                unsafe { raw.run(std::slice::from_ref(&call), deadline) }.map_err(|error| self.blame(kind, error))
+            }
             None => {
                 // SAFETY: as above.
                 unsafe { solo::run(&call) };
@@ -298,7 +313,7 @@ impl Member {
         let inline = few.map(|call| call.unwrap_or(first));
         let calls = if many.is_empty() { &inline[..parts.len()] } else { &many[..] };
         // SAFETY: as above; the parts are borrowed until return.
-        unsafe { raw.run(calls, Queue::Host, deadline) }.map_err(|error| self.blame(kind, error))
+        unsafe { raw.run(calls, deadline) }.map_err(|error| self.blame(kind, error))
     }
 
     /// Starts one operation; `None` when it is finished already.
@@ -323,7 +338,7 @@ impl Member {
         });
         let call = match checked {
             Ok(call) => call,
-            Err(error) => return Err(self.refuse(&entered, kind, error, 1)),
+            Err(error) => return Err(self.refuse_request(&entered, &request.shape, error)),
         };
         match self.raw() {
             // SAFETY: checked, and the caller's promise about the sides.

@@ -84,7 +84,8 @@ impl SoloSegment {
     }
 }
 
-impl RawSegment for SoloSegment {
+// SAFETY: the memory is owned by the value; ids come from one counter.
+unsafe impl RawSegment for SoloSegment {
     fn ptr(&self) -> *mut u8 {
         self.memory.as_ptr()
     }

@@ -33,7 +33,8 @@ impl Allocation {
     }
 }
 
-impl RawSegment for Allocation {
+// SAFETY: the own part is mapped writable and held by `parts`; ids come from one counter.
+unsafe impl RawSegment for Allocation {
     fn ptr(&self) -> *mut u8 {
         self.parts[self.me].base()
     }

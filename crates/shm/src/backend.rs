@@ -87,7 +87,9 @@ struct ShmBackend {
 fn table() -> Capabilities {
     let mut table = Capabilities::none()
         .with_kinds(&OpKind::DATA)
-        .with_moves(DTypeSet::from_bits(DTypeSet::NUMERIC.bits() | DTypeSet::of(&[rankwise_core::DType::Opaque]).bits()))
+        .with_moves(DTypeSet::from_bits(
+            DTypeSet::NUMERIC.bits() | DTypeSet::of(&[rankwise_core::DType::Opaque]).bits(),
+        ))
         .with_spaces(true, false)
         .with_determinism(Determinism::Fixed)
         .with_deadline(DeadlineSupport::Enforced)
@@ -123,11 +125,16 @@ unsafe impl RawBackend for ShmBackend {
     fn communicator(&self, spec: &CommSpec, deadline: Duration) -> Result<Arc<dyn RawCommunicator>> {
         let rank = &self.rank;
         let group = &spec.group;
-        let not_member = || Error::new(ErrorKind::NotMember, "only members make a communicator").with_group(group, self.rank());
+        let not_member =
+            || Error::new(ErrorKind::NotMember, "only members make a communicator").with_group(group, self.rank());
         let me = group.position(self.rank()).ok_or_else(not_member)?;
         if group.len() > MOST_MEMBERS {
             return Err(Error::new(
-                ErrorKind::Limit { which: "members of an shm group".into(), have: MOST_MEMBERS as u64, need: group.len() as u64 },
+                ErrorKind::Limit {
+                    which: "members of an shm group".into(),
+                    have: MOST_MEMBERS as u64,
+                    need: group.len() as u64,
+                },
                 "use smaller groups",
             ));
         }
@@ -147,7 +154,11 @@ unsafe impl RawBackend for ShmBackend {
             let (theirs, member_table) = read_offer(&bytes);
             if theirs != PROTOCOL {
                 return Err(Error::new(
-                    ErrorKind::Refused { key: "shm protocol".into(), ours: PROTOCOL.to_string(), theirs: theirs.to_string() },
+                    ErrorKind::Refused {
+                        key: "shm protocol".into(),
+                        ours: PROTOCOL.to_string(),
+                        theirs: theirs.to_string(),
+                    },
                     "all ranks must run the same version of rankwise",
                 )
                 .with_peers(group.global(member)));

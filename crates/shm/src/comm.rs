@@ -13,6 +13,7 @@ use crate::sync::Payload;
 use rankwise_core::backend::CommSpec;
 use rankwise_core::fork::Generation;
 use rankwise_core::{Capabilities, Error, ErrorKind, Group, Result};
+use rankwise_world::Placement;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -26,6 +27,9 @@ pub(crate) struct Comm {
     pub(crate) layout: Layout,
     pub(crate) caps: Capabilities,
     pub(crate) rules: WaitRules,
+    /// Whether direct calls are possible. Between threads a peer's late read of a buffer whose owner's call failed would be a
+    /// data race within one program.
+    pub(crate) reads_buffers: bool,
     pub(crate) rank: Arc<RankState>,
     /// Started calls. Declared before the segments: their futures end first.
     pub(crate) queue: Mutex<Queue>,
@@ -80,6 +84,7 @@ impl Comm {
             layout: Layout::new(members),
             caps,
             rules,
+            reads_buffers: rank.world.placement() == Placement::Processes,
             queue: Mutex::default(),
             segments,
             allocations: Mutex::default(),
@@ -355,7 +360,9 @@ impl Comm {
             .with_peers([culprit]),
             PoisonKind::Mismatch => Error::new(
                 ErrorKind::Mismatch,
-                format!("rank {reporter} found that rank {culprit} called something else; see its error for both calls"),
+                format!(
+                    "rank {reporter} found that rank {culprit} called something else; see its error for both calls"
+                ),
             )
             .with_peers([culprit]),
             PoisonKind::Timeout if culprit == me => Error::new(

@@ -8,7 +8,7 @@ use crate::ops::Op;
 use crate::queue::{Lane, Progressing};
 use crate::rank_state::RankState;
 use crate::segment::Segment;
-use rankwise_core::backend::{Counts, RawCall, RawCommunicator, RawSegment, RawWork};
+use rankwise_core::backend::{Counts, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
 use rankwise_core::{Capabilities, Error, ErrorKind, Group, OpKind, Queue, Result};
 use rankwise_world::{Attachment, Placement};
 use std::any::Any;
@@ -57,10 +57,7 @@ impl Comm {
 fn host_only(queue: Queue) -> Result<()> {
     match queue {
         Queue::Host => Ok(()),
-        _ => Err(Error::new(
-            ErrorKind::UnsupportedMode,
-            "shared memory has no streams; call on the host queue",
-        )),
+        _ => Err(Error::new(ErrorKind::UnsupportedMode, "shared memory has no streams; call on the host queue")),
     }
 }
 
@@ -76,10 +73,18 @@ impl Kept {
         let send: Box<[usize]> = call.counts.send.into();
         let recv: Box<[usize]> = call.counts.recv.into();
         // SAFETY: the boxes live in the same value as the call, do not move when it does, and are never changed.
-        let counts = unsafe {
-            Counts { send: &*std::ptr::from_ref(&*send), recv: &*std::ptr::from_ref(&*recv) }
-        };
-        Kept { call: RawCall { counts, ..*call }, _send: send, _recv: recv }
+        let counts = unsafe { Counts { send: &*std::ptr::from_ref(&*send), recv: &*std::ptr::from_ref(&*recv) } };
+        // The buffers' lifetime is the caller's promise; only the counts carry one.
+        let mut kept = RawCall::new(call.kind, call.dtype, call.count);
+        kept.elem_size = call.elem_size;
+        kept.op = call.op;
+        kept.counts = counts;
+        kept.root = call.root;
+        kept.src = call.src;
+        kept.dst = call.dst;
+        kept.tag = call.tag;
+        kept.fused = call.fused;
+        Kept { call: kept, _send: send, _recv: recv }
     }
 }
 
@@ -180,8 +185,7 @@ unsafe impl RawCommunicator for ShmCommunicator {
     }
 
     #[inline]
-    unsafe fn run(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<()> {
-        host_only(queue)?;
+    unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
         self.0.check_usable()?;
         if let Some(result) = self.run_alone(self.0.batch(calls), deadline) {
             return result;
@@ -204,29 +208,32 @@ unsafe impl RawCommunicator for ShmCommunicator {
         Ok(Box::new(ShmWork { comm: self.0.clone(), states, began, deadline, looks: 0 }))
     }
 
-    fn reject(&self, kind: OpKind, why: &Error, calls: usize) {
-        // Sends and receives take no sequence number.
-        if matches!(kind, OpKind::Send | OpKind::Recv) || self.0.check_usable().is_err() {
+    fn reject(&self, refusal: &Refusal<'_>) {
+        // A refused Recv leaves the message to the next one: there is nobody to tell.
+        if refusal.kind == OpKind::Recv || self.0.check_usable().is_err() {
             return;
         }
-        let refuse = async {
-            self.0.refuse(kind, why.kind(), calls).await;
-            Ok(())
+        let (kind, calls, why) = (refusal.kind, refusal.calls, refusal.why.kind().clone());
+        let lane = match (kind, refusal.peer) {
+            (OpKind::Send, Some(to)) => Lane::Send(to),
+            (OpKind::Send, None) => return,
+            _ => Lane::Collective,
         };
-        let deadline = self.0.rank.settings.timeout;
-        if self.run_alone(refuse, deadline).is_some() {
-            return;
-        }
-        let (home, why) = (Home(Arc::as_ptr(&self.0)), why.kind().clone());
+        let home = Home(Arc::as_ptr(&self.0));
         let refuse = Box::pin(async move {
             // SAFETY: this future lives in the queue of that communicator.
-            unsafe { home.comm() }.refuse(kind, &why, calls).await;
+            let comm = unsafe { home.comm() };
+            match lane {
+                Lane::Send(to) => comm.send_refusal(to, &why).await,
+                _ => comm.refuse(kind, &why, calls).await,
+            }
             Ok(())
         });
         let mut queue = self.0.queue.lock().unwrap_or_else(|e| e.into_inner());
-        // SAFETY: the future holds no buffers.
-        unsafe { queue.push(Lane::Collective, refuse, Arc::default()) };
         self.0.rank.add_outstanding(&self.0);
+        // SAFETY: the future holds no buffers.
+        unsafe { queue.push(lane, refuse, Arc::default()) };
+        queue.progress(&self.0);
     }
 
     fn alloc(&self, bytes: usize, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
@@ -234,7 +241,7 @@ unsafe impl RawCommunicator for ShmCommunicator {
         comm.check_usable()?;
         let began = Instant::now();
         let (own, attachment) = new_segment(&comm.rank, bytes.next_multiple_of(4096)).inspect_err(|error| {
-            self.reject(OpKind::Alloc, error, 1);
+            self.reject(&Refusal::new(OpKind::Alloc, error, 1));
         })?;
         self.run_after_queue(comm.handshake(OpKind::Alloc, bytes as u64), deadline)?;
         let index = comm.allocations.lock().unwrap_or_else(|e| e.into_inner()).next_index();
@@ -316,7 +323,8 @@ impl ShmWork {
     }
 }
 
-impl RawWork for ShmWork {
+// SAFETY: a call that has ended has left the queue, and with it dropped its pointers; `cancel` empties the queue.
+unsafe impl RawWork for ShmWork {
     fn test(&mut self) -> Result<bool> {
         if let Some(result) = self.progress() {
             return result.map(|()| true);

@@ -162,12 +162,7 @@ impl Ctl {
 
     /// Own `Ctl`: poisons, unless poisoned before. Ordered before everything the rank does later.
     pub(crate) fn poison(&self, poison: Poison) -> bool {
-        let first = self
-            .board
-            .0
-            .poison
-            .compare_exchange(0, poison.pack(), Ordering::AcqRel, Ordering::Acquire)
-            .is_ok();
+        let first = self.board.0.poison.compare_exchange(0, poison.pack(), Ordering::AcqRel, Ordering::Acquire).is_ok();
         // A direct reader that sees bytes written after this must see the poison: pairs with `recheck_fence`.
         fence(Ordering::SeqCst);
         first

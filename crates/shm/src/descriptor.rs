@@ -73,13 +73,18 @@ pub(crate) fn describe(words: Words) -> String {
     text
 }
 
+/// Whether a call was refused above the backend, and why.
+pub(crate) fn refusal(words: Words) -> Option<&'static str> {
+    (words[0] as u8 == REJECTED).then(|| REASONS.get(words[1] as usize).copied().unwrap_or("an error"))
+}
+
 /// What all members conclude from the same n descriptors, at least two of which differ.
 pub(crate) fn verdict(group: &Group, me: usize, all: &[Words]) -> Error {
     let rejecting: Vec<usize> = (0..all.len()).filter(|q| all[*q][0] as u8 == REJECTED).collect();
     let global = |q: &usize| group.global(*q).unwrap_or(usize::MAX);
     if let Some(first) = rejecting.first() {
         let words = all[*first];
-        let why = REASONS.get(words[1] as usize).copied().unwrap_or("an error");
+        let why = refusal(words).unwrap_or("an error");
         return Error::new(
             ErrorKind::PeerRejected,
             format!(
@@ -103,7 +108,9 @@ pub(crate) fn verdict(group: &Group, me: usize, all: &[Words]) -> Error {
     };
     Error::new(
         ErrorKind::Mismatch,
-        format!("the ranks called different things: {detail}; make every member call the same operations in the same order"),
+        format!(
+            "the ranks called different things: {detail}; make every member call the same operations in the same order"
+        ),
     )
     .with_peers(odd.iter().map(global))
 }
@@ -111,42 +118,36 @@ pub(crate) fn verdict(group: &Group, me: usize, all: &[Words]) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rankwise_core::backend::{Counts, RawBuf};
+    use rankwise_core::backend::Counts;
 
     fn call(kind: OpKind, count: usize) -> RawCall<'static> {
-        RawCall {
-            kind,
-            dtype: DType::F32,
-            elem_size: 4,
-            op: kind.reduces().then_some(ReduceOp::Sum),
-            count,
-            counts: Counts::default(),
-            root: 0,
-            src: RawBuf::NONE,
-            dst: RawBuf::NONE,
-            tag: 0,
-        }
+        let mut call = RawCall::new(kind, DType::F32, count);
+        call.op = kind.reduces().then_some(ReduceOp::Sum);
+        call
     }
 
     #[test]
     fn every_field_shows_in_the_words() {
         let base = call(OpKind::AllReduce, 8);
-        let changed = [
-            RawCall { kind: OpKind::Reduce, ..base },
-            RawCall { dtype: DType::I32, ..base },
-            RawCall { op: Some(ReduceOp::Max), ..base },
-            RawCall { op: Some(ReduceOp::PreMulSum(0.5)), ..base },
-            RawCall { op: Some(ReduceOp::PreMulSum(0.25)), ..base },
-            RawCall { count: 9, ..base },
-            RawCall { root: 1, ..base },
-            RawCall { elem_size: 8, ..base },
-            RawCall { tag: 1, ..base },
-            RawCall { counts: Counts { send: &[1, 2], recv: &[] }, ..base },
-            RawCall { counts: Counts { send: &[2, 1], recv: &[] }, ..base },
+        type Change = fn(&mut RawCall<'static>);
+        let changes: [Change; 11] = [
+            |call| call.kind = OpKind::Reduce,
+            |call| call.dtype = DType::I32,
+            |call| call.op = Some(ReduceOp::Max),
+            |call| call.op = Some(ReduceOp::PreMulSum(0.5)),
+            |call| call.op = Some(ReduceOp::PreMulSum(0.25)),
+            |call| call.count = 9,
+            |call| call.root = 1,
+            |call| call.elem_size = 8,
+            |call| call.tag = 1,
+            |call| call.counts = Counts { send: &[1, 2], recv: &[] },
+            |call| call.counts = Counts { send: &[2, 1], recv: &[] },
         ];
         let mut seen = vec![words(&base, 0, 1), words(&base, 0, 2), words(&base, 1, 2)];
-        for call in &changed {
-            let words = words(call, 0, 1);
+        for change in changes {
+            let mut call = base;
+            change(&mut call);
+            let words = words(&call, 0, 1);
             assert!(!seen.contains(&words), "{call:?}");
             seen.push(words);
         }

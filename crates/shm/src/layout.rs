@@ -44,7 +44,18 @@ impl Layout {
         let mail = out_ring + RING as usize * CHUNK;
         let acks = mail + members * mail_slots * (MAIL_HEADER + mail_bytes);
         let bytes = (acks + members * 8).next_multiple_of(4096);
-        Layout { members, counts, stage, in_ring, out_ring, mail, mail_slots: mail_slots as u64, mail_bytes, acks, bytes }
+        Layout {
+            members,
+            counts,
+            stage,
+            in_ring,
+            out_ring,
+            mail,
+            mail_slots: mail_slots as u64,
+            mail_bytes,
+            acks,
+            bytes,
+        }
     }
 
     pub(crate) fn counts(&self, seq: u64) -> usize {

@@ -106,7 +106,11 @@ mod linux {
         pub(crate) fn open(fd: &OwnedFd, bytes: usize) -> Result<Segment> {
             let refused = |theirs: String| {
                 Error::new(
-                    ErrorKind::Refused { key: "segment".into(), ours: format!("sealed memfd of {bytes} bytes"), theirs },
+                    ErrorKind::Refused {
+                        key: "segment".into(),
+                        ours: format!("sealed memfd of {bytes} bytes"),
+                        theirs,
+                    },
                     "a peer offered memory that is not safe to map; are all ranks of the same rankwise version?",
                 )
             };
@@ -150,12 +154,14 @@ mod linux {
                 ErrorKind::Limit { which: "fs.file-max".into(), have: 0, need: 1 },
                 "the system has no file descriptors left",
             ),
-            Errno::NOMEM if getrlimit(Resource::As).current.is_some() => {
-                limit("RLIMIT_AS", Resource::As, bytes as u64)
-            }
+            Errno::NOMEM if getrlimit(Resource::As).current.is_some() => limit("RLIMIT_AS", Resource::As, bytes as u64),
             Errno::NOMEM | Errno::NOSPC => no_memory(bytes),
             _ => Error::new(
-                ErrorKind::Engine { library: "linux".into(), code: i64::from(errno.raw_os_error()), text: errno.to_string() },
+                ErrorKind::Engine {
+                    library: "linux".into(),
+                    code: i64::from(errno.raw_os_error()),
+                    text: errno.to_string(),
+                },
                 format!("{call} of {bytes} bytes failed"),
             ),
         }
@@ -193,7 +199,9 @@ mod linux {
         let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         for line in groups.lines() {
             let mut fields = line.splitn(3, ':');
-            let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else { continue };
+            let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+                continue;
+            };
             let (max, used) = if controllers.is_empty() {
                 let directory = format!("/sys/fs/cgroup{}", path.trim_end_matches('/'));
                 (number(&format!("{directory}/memory.max")), number(&format!("{directory}/memory.current")))

@@ -2,8 +2,8 @@
 
 #[cfg(not(loom))]
 mod real {
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
     use std::cell::UnsafeCell;
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
     /// Bytes of payload in a call slot.
     pub(crate) const PAYLOAD: usize = 480;

@@ -207,7 +207,9 @@ impl Comm {
             let rank = self.global(*q);
             match last {
                 0 => format!("rank {rank} has called nothing yet"),
-                last if last >= seq => format!("rank {rank} is in call {last}, {}, but does not move", descriptor::describe(words)),
+                last if last >= seq => {
+                    format!("rank {rank} is in call {last}, {}, but does not move", descriptor::describe(words))
+                }
                 last => format!("rank {rank} was last seen in call {last}, {}", descriptor::describe(words)),
             }
         };

@@ -22,7 +22,7 @@ fn refused(kind: OpKind, why: ErrorKind, words: &[&str], call: impl FnOnce(&mut 
     for word in words {
         assert!(error.message().contains(word), "{error} does not say {word:?}");
     }
-    assert_eq!(fake.events(), [Event::Reject { kind, why, calls: 1 }], "{error}");
+    assert_eq!(fake.events(), [Event::Reject { kind, peer: None, why, calls: 1 }], "{error}");
     let mut sum = [0.0_f32];
     comm.all_reduce(&[1.0], &mut sum, ReduceOp::Sum).unwrap();
     assert_eq!(fake.only_call().kind, OpKind::AllReduce);
@@ -58,6 +58,17 @@ fn roots_and_peers() {
     refused(OpKind::Recv, InvalidArgument, &["itself"], |c| c.recv(&mut [0_u8], 1));
     refused(OpKind::Send, InvalidArgument, &["destination 3"], |c| c.send(&[0_u8], 3));
     refused(OpKind::Recv, InvalidArgument, &["source 7"], |c| c.recv(&mut [0_u8], 7));
+}
+
+#[test]
+fn the_peer_of_a_refused_send_is_named() {
+    let table = capabilities().without_kind(OpKind::Send);
+    let (backend, fake) = Fake::with(1, 3, table, Settings::default());
+    let mut comm = backend.world().unwrap();
+    fake.events();
+    assert_eq!(comm.send(&[0_u8], 2).unwrap_err().kind(), &ErrorKind::UnsupportedOp);
+    let why = ErrorKind::UnsupportedOp;
+    assert_eq!(fake.events(), [Event::Reject { kind: OpKind::Send, peer: Some(2), why, calls: 1 }]);
 }
 
 #[test]
@@ -169,7 +180,7 @@ fn lengths_from_a_peer_are_bounded() {
         let error = comm.broadcast_bytes(&mut bytes, 0).unwrap_err();
         assert_eq!(error.kind(), &why, "{error}");
         let events = fake.events();
-        assert_eq!(events.last(), Some(&Event::Reject { kind: OpKind::Broadcast, why, calls: 1 }));
+        assert_eq!(events.last(), Some(&Event::Reject { kind: OpKind::Broadcast, peer: None, why, calls: 1 }));
     }
 }
 
@@ -178,13 +189,13 @@ fn several_at_once() {
     let (mut comm, fake) = three();
     let error = comm.all_reduce_many(&mut []).unwrap_err();
     assert_eq!(error.kind(), &InvalidArgument);
-    assert_eq!(fake.events(), [Event::Reject { kind: OpKind::AllReduce, why: InvalidArgument, calls: 1 }]);
+    assert_eq!(fake.events(), [Event::Reject { kind: OpKind::AllReduce, peer: None, why: InvalidArgument, calls: 1 }]);
     let (mut a, mut b, mut c) = ([0.0_f32; 2], [0_i32; 3], [0_u8; 1]);
     let mut parts =
         [Part::new(&[1.0, 2.0], &mut a, SUM), Part::new(&[1; 4], &mut b, SUM), Part::in_place(&mut c, ReduceOp::Max)];
     let error = comm.all_reduce_many(&mut parts).unwrap_err();
     assert_eq!(error.kind(), &InvalidArgument);
-    assert_eq!(fake.events(), [Event::Reject { kind: OpKind::AllReduce, why: InvalidArgument, calls: 3 }]);
+    assert_eq!(fake.events(), [Event::Reject { kind: OpKind::AllReduce, peer: None, why: InvalidArgument, calls: 3 }]);
 }
 
 #[derive(Clone, Copy)]

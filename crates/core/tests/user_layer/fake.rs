@@ -1,6 +1,6 @@
 //! A backend that records what reaches it and answers as if every member called with the same data.
 
-use rankwise_core::backend::{CommSpec, RawBackend, RawCall, RawCommunicator, RawSegment, RawWork};
+use rankwise_core::backend::{CommSpec, RawBackend, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
 use rankwise_core::{
     Backend, Capabilities, DType, DTypeSet, Error, ErrorKind, Group, MemorySpace, OpKind, Queue, ReduceOp, Result,
     Settings,
@@ -16,7 +16,7 @@ pub enum Event {
     Communicator { group: String, tag: u64 },
     Run(Vec<Seen>),
     Start(Seen),
-    Reject { kind: OpKind, why: ErrorKind, calls: usize },
+    Reject { kind: OpKind, peer: Option<usize>, why: ErrorKind, calls: usize },
     Alloc(usize),
     Shrink,
     Abort,
@@ -233,8 +233,7 @@ unsafe impl RawCommunicator for FakeComm {
         &self.fake.capabilities
     }
 
-    unsafe fn run(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<()> {
-        assert_eq!(queue, Queue::Host);
+    unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
         self.fake.note(Event::Run(calls.iter().map(|call| seen(call, deadline)).collect()));
         // Taken out while it runs, so that calls on other groups can pass one that blocks.
         let mut answer = lock(&self.fake.answer).take();
@@ -258,8 +257,10 @@ unsafe impl RawCommunicator for FakeComm {
         Ok(Box::new(FakeWork { fake: self.fake.clone(), plan: lock(&self.fake.plan).clone(), target }))
     }
 
-    fn reject(&self, kind: OpKind, why: &Error, calls: usize) {
-        self.fake.note(Event::Reject { kind, why: why.kind().clone(), calls });
+    fn reject(&self, refusal: &Refusal<'_>) {
+        let (kind, why, calls) = (refusal.kind, refusal.why.kind().clone(), refusal.calls);
+        assert_eq!(refusal.peer.is_some(), refusal.peer.is_some_and(|_| matches!(kind, OpKind::Send | OpKind::Recv)));
+        self.fake.note(Event::Reject { kind, peer: refusal.peer, why, calls });
     }
 
     fn alloc(&self, bytes: usize, _: Duration) -> Result<Arc<dyn RawSegment>> {
@@ -302,7 +303,8 @@ impl FakeWork {
     }
 }
 
-impl RawWork for FakeWork {
+// SAFETY: writes only in `next`, which `wait` and `test` call before the work is idle.
+unsafe impl RawWork for FakeWork {
     fn test(&mut self) -> Result<bool> {
         if self.plan.failures.is_empty() && !self.plan.finished {
             return Ok(false);
@@ -351,7 +353,8 @@ impl Drop for FakeSegment {
     }
 }
 
-impl RawSegment for FakeSegment {
+// SAFETY: the memory lives as long as this does; the number is counted up.
+unsafe impl RawSegment for FakeSegment {
     fn ptr(&self) -> *mut u8 {
         self.memory.cast()
     }

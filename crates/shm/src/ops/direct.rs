@@ -41,7 +41,7 @@ pub(crate) struct Direct {
 impl Comm {
     /// Where the buffers of a call lie; the allocations are held so that the call outlives a dropped handle.
     pub(crate) fn places(&self, call: &RawCall<'_>) -> (Places, [Option<Arc<Allocation>>; 2]) {
-        if call.src.segment.is_none() && call.dst.segment.is_none() {
+        if !self.reads_buffers || (call.src.segment.is_none() && call.dst.segment.is_none()) {
             return (Places::default(), [None, None]);
         }
         let (src, sources) = self.place(&call.src);

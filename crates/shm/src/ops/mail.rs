@@ -2,16 +2,13 @@
 
 use crate::comm::Comm;
 use crate::ctl::PoisonKind;
-use crate::descriptor;
+use crate::descriptor::{self, Words};
 use crate::layout::MAIL_HEADER;
 use crate::sync::store_then_fence;
 use rankwise_core::backend::RawCall;
-use rankwise_core::{Error, ErrorKind, Result};
+use rankwise_core::{Error, ErrorKind, OpKind, Result};
 use rankwise_reduce::copy::copy;
 use std::sync::atomic::Ordering;
-
-/// Words of a mail slot's header, after its sequence number: descriptor, element count, check.
-const WORDS: usize = 3;
 
 impl Comm {
     /// Returns when the last fragment is in a slot.
@@ -21,24 +18,36 @@ impl Comm {
         let bytes = call.count * call.elem_size;
         let fragments = bytes.div_ceil(self.layout.mail_bytes).max(1);
         for i in 0..fragments {
-            let f = self.sent[to].load(Ordering::Relaxed);
-            let free = (f + 1).saturating_sub(self.layout.mail_slots);
-            let acks = self.word(to, self.layout.ack(self.me));
-            self.until(to, || acks.load(Ordering::Acquire) >= free).await;
-            let slot = self.layout.mail(to, f);
             let from = i * self.layout.mail_bytes;
             let length = (bytes - from).min(self.layout.mail_bytes);
-            // SAFETY: within `src`, and into an own mail slot that the receiver has acknowledged.
-            unsafe { copy(self.at(self.me, slot + MAIL_HEADER), call.src.ptr.add(from), length) };
-            for (i, word) in words.iter().enumerate() {
-                self.word(self.me, slot + 8 + i * 8).store(*word, Ordering::Relaxed);
-            }
-            // Releases the data and the words.
-            store_then_fence(self.word(self.me, slot), f + 1);
-            self.sent[to].store(f + 1, Ordering::Relaxed);
-            self.ring();
+            self.send_fragment(to, words, |slot| {
+                // SAFETY: within `src`, and into an own mail slot that the receiver has acknowledged.
+                unsafe { copy(slot, call.src.ptr.add(from), length) };
+            })
+            .await;
         }
         Ok(())
+    }
+
+    /// Tells the receiver that the message it waits for was refused.
+    pub(crate) async fn send_refusal(&self, to: usize, why: &ErrorKind) {
+        self.send_fragment(to, descriptor::rejected(OpKind::Send, why), |_| {}).await;
+    }
+
+    async fn send_fragment(&self, to: usize, words: Words, fill: impl FnOnce(*mut u8)) {
+        let f = self.sent[to].load(Ordering::Relaxed);
+        let free = (f + 1).saturating_sub(self.layout.mail_slots);
+        let acks = self.word(to, self.layout.ack(self.me));
+        self.until(to, || acks.load(Ordering::Acquire) >= free).await;
+        let slot = self.layout.mail(to, f);
+        fill(self.at(self.me, slot + MAIL_HEADER));
+        for (i, word) in words.iter().enumerate() {
+            self.word(self.me, slot + 8 + i * 8).store(*word, Ordering::Relaxed);
+        }
+        // Releases the data and the words.
+        store_then_fence(self.word(self.me, slot), f + 1);
+        self.sent[to].store(f + 1, Ordering::Relaxed);
+        self.ring();
     }
 
     pub(crate) async fn receive(&self, call: &RawCall<'_>) -> Result<()> {
@@ -52,9 +61,18 @@ impl Comm {
             let seq = self.word(from, slot);
             // Acquires the data and the words.
             self.until(from, || seq.load(Ordering::Acquire) > f).await;
-            let mut theirs = [0; WORDS];
+            let mut theirs: Words = [0; 3];
             for (i, word) in theirs.iter_mut().enumerate() {
                 *word = self.word(from, slot + 8 + i * 8).load(Ordering::Relaxed);
+            }
+            if let Some(why) = descriptor::refusal(theirs) {
+                self.acknowledge(from, f);
+                let sender = self.global(from);
+                return Err(Error::new(
+                    ErrorKind::PeerRejected,
+                    format!("rank {sender} refused its own arguments of send with {why}; see that rank's error"),
+                )
+                .with_peers([sender]));
             }
             // All but the kind must agree.
             ours[0] = ours[0] & !0xff | theirs[0] & 0xff;
@@ -65,16 +83,21 @@ impl Comm {
             let length = (bytes - offset).min(self.layout.mail_bytes);
             // SAFETY: within `dst`; the sender keeps the slot until the acknowledgement.
             unsafe { copy(call.dst.ptr.add(offset), self.at(from, slot + MAIL_HEADER), length) };
-            // Releases the reads of the slot.
-            store_then_fence(self.word(self.me, self.layout.ack(from)), f + 1);
-            self.received[from].store(f + 1, Ordering::Relaxed);
-            self.ring();
+            self.acknowledge(from, f);
         }
         Ok(())
     }
 
+    /// The slot of fragment `f` may be used again.
+    fn acknowledge(&self, from: usize, f: u64) {
+        // Releases the reads of the slot.
+        store_then_fence(self.word(self.me, self.layout.ack(from)), f + 1);
+        self.received[from].store(f + 1, Ordering::Relaxed);
+        self.ring();
+    }
+
     #[cold]
-    fn unexpected_message(&self, from: usize, call: &RawCall<'_>, theirs: [u64; WORDS]) -> Error {
+    fn unexpected_message(&self, from: usize, call: &RawCall<'_>, theirs: Words) -> Error {
         let (sender, me) = (self.global(from), self.global(self.me));
         let error = Error::new(
             ErrorKind::Mismatch,

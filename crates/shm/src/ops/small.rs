@@ -91,6 +91,9 @@ impl Comm {
         let Some(reducer) = call.op.and_then(|op| Reducer::new(call.dtype, op, self.members())) else { return };
         // SAFETY: every exposed source has `count` elements from `offset` on, `dst` has room for them, and `dst` is either
         // one of the sources at the same place or apart from them.
-        self.with_sources(|q| unsafe { exposed(q).add(offset) }, |sources| unsafe { reducer.fold(dst, sources, count) });
+        self.with_sources(
+            |q| unsafe { exposed(q).add(offset) },
+            |sources| unsafe { reducer.fold(dst, sources, count) },
+        );
     }
 }

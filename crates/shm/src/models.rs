@@ -1,1 +1,0 @@
-//! Loom models of the protocol core, see `docs/design/protocol.md`, section 8.
