@@ -1,0 +1,181 @@
+//! Results and how they are printed.
+
+use crate::plan::Mode;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+
+/// The result of one case in one world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Verdict {
+    /// As it must be, on all ranks.
+    Pass,
+    /// Not as it must be, on some rank.
+    Fail,
+    /// Not offered, and properly refused on all ranks.
+    Unsupported,
+    /// The case does not apply to this world.
+    Inapplicable,
+}
+
+/// One line of the report.
+#[derive(Clone, Debug, Serialize)]
+pub struct CaseReport {
+    /// Id of the case, mutant or drill.
+    pub case: String,
+    /// What it checks.
+    pub title: String,
+    /// The backend's name.
+    pub backend: String,
+    /// How the ranks were placed; none for what runs in several ways.
+    pub mode: Option<Mode>,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// The result.
+    pub result: Verdict,
+    /// Why, when it did not pass.
+    pub detail: String,
+    /// The slowest rank's time.
+    pub millis: u64,
+}
+
+/// How to print.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line for every case, world and mode; the summary line stays plain.
+    Json,
+}
+
+/// What a run found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Passed cases, counted per backend, mode and world.
+    pub passed: usize,
+    /// Failed ones.
+    pub failed: usize,
+    /// Unsupported and inapplicable ones.
+    pub skipped: usize,
+}
+
+/// Prints results as they come and counts them.
+pub struct Reporter<'a> {
+    out: &'a mut dyn Write,
+    format: Format,
+    summary: Summary,
+    skips: BTreeMap<(String, String), Vec<String>>,
+    unwritable: bool,
+}
+
+impl<'a> Reporter<'a> {
+    /// A reporter that writes to `out`.
+    pub fn new(out: &'a mut dyn Write, format: Format) -> Reporter<'a> {
+        Reporter { out, format, summary: Summary::default(), skips: BTreeMap::new(), unwritable: false }
+    }
+
+    /// A line for people only.
+    pub fn say(&mut self, text: &str) {
+        if self.format == Format::Text {
+            self.line(text);
+        }
+    }
+
+    /// One result: counted; printed when it failed, or in JSON.
+    pub fn add(&mut self, report: &CaseReport) {
+        match report.result {
+            Verdict::Pass => self.summary.passed += 1,
+            Verdict::Fail => self.summary.failed += 1,
+            Verdict::Unsupported | Verdict::Inapplicable => {
+                self.summary.skipped += 1;
+                let place = format!("{}{}", report.ranks, report.mode.map_or("", |m| &m.name()[..1]));
+                let reason = (report.case.clone(), format!("{} on {}", report.detail, report.backend));
+                self.skips.entry(reason).or_default().push(place);
+            }
+        }
+        match self.format {
+            Format::Json => {
+                let text = serde_json::to_string(report).unwrap_or_default();
+                self.line(&text);
+            }
+            Format::Text if report.result == Verdict::Fail => {
+                let mode = report.mode.map_or("", Mode::name);
+                self.line(&format!(
+                    "FAIL {} {} {mode} {} ranks: {}: {}",
+                    report.case, report.backend, report.ranks, report.title, report.detail
+                ));
+            }
+            Format::Text => {}
+        }
+    }
+
+    /// What has been counted so far.
+    pub fn summary(&self) -> Summary {
+        self.summary
+    }
+
+    /// Prints why cases were skipped, and the last line.
+    pub fn finish(mut self) -> io::Result<Summary> {
+        for ((case, why), places) in std::mem::take(&mut self.skips) {
+            self.say(&format!("skip {case}: {why} (ranks {})", places.join(" ")));
+        }
+        let Summary { passed, failed, skipped } = self.summary;
+        self.line(&format!("{passed} passed, {failed} failed, {skipped} skipped"));
+        self.out.flush()?;
+        if self.unwritable {
+            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the report could not be written"));
+        }
+        Ok(self.summary)
+    }
+
+    fn line(&mut self, text: &str) {
+        self.unwritable |= writeln!(self.out, "{text}").and_then(|()| self.out.flush()).is_err();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(result: Verdict) -> CaseReport {
+        CaseReport {
+            case: "AR-1".into(),
+            title: "sums".into(),
+            backend: "shm".into(),
+            mode: Some(Mode::Threads),
+            ranks: 2,
+            result,
+            detail: "because".into(),
+            millis: 1,
+        }
+    }
+
+    #[test]
+    fn the_last_line_counts_and_skips_say_why() {
+        let mut out = Vec::new();
+        let mut reporter = Reporter::new(&mut out, Format::Text);
+        for result in [Verdict::Pass, Verdict::Fail, Verdict::Unsupported, Verdict::Inapplicable] {
+            reporter.add(&report(result));
+        }
+        let summary = reporter.finish().unwrap();
+        assert_eq!((summary.passed, summary.failed, summary.skipped), (1, 1, 2));
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.ends_with("1 passed, 1 failed, 2 skipped\n"), "{text}");
+        assert!(text.contains("skip AR-1: because on shm (ranks 2t 2t)"), "{text}");
+        assert!(text.contains("FAIL AR-1 shm threads 2 ranks: sums: because"), "{text}");
+    }
+
+    #[test]
+    fn json_has_an_object_for_every_result() {
+        let mut out = Vec::new();
+        let mut reporter = Reporter::new(&mut out, Format::Json);
+        reporter.add(&report(Verdict::Pass));
+        reporter.finish().unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        assert_eq!(first["result"], "PASS");
+        assert_eq!(first["mode"], "threads");
+    }
+}

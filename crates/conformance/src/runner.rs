@@ -1,0 +1,336 @@
+//! The whole run: which jobs, in which order, and what their results mean.
+
+use crate::case::Case;
+use crate::cases;
+use crate::drills;
+use crate::expectations;
+use crate::job::{self, JobReport, RankCommand};
+use crate::mutants::Mutation;
+use crate::plan::{Ending, Mode, Plan, Role};
+use crate::report::{CaseReport, Format, Reporter, Summary, Verdict};
+use rankwise_core::{Error, ErrorKind, Result};
+use rankwise_world::{Driver, World};
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// The world sizes of a run that names none (H4).
+pub const DEFAULT_RANKS: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 13];
+/// The most ranks a run takes.
+pub const MOST_RANKS: usize = 256;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Names of the backends.
+    pub backends: Vec<String>,
+    /// World sizes.
+    pub ranks: Vec<usize>,
+    /// Placements.
+    pub modes: Vec<Mode>,
+    /// Only cases whose id or title contains this.
+    pub pattern: Option<String>,
+    /// Whole products instead of samples, and large cases.
+    pub full: bool,
+    /// Run the mutants instead of the backends.
+    pub self_test: bool,
+    /// Run the drills instead of the cases.
+    pub drills: bool,
+    /// Seed of samples, values and delays.
+    pub seed: u64,
+    /// How to print.
+    pub format: Format,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            backends: Vec::new(),
+            ranks: DEFAULT_RANKS.to_vec(),
+            modes: vec![Mode::Threads, Mode::Processes],
+            pattern: None,
+            full: false,
+            self_test: false,
+            drills: false,
+            seed: 1,
+            format: Format::Text,
+        }
+    }
+}
+
+/// Runs what `options` say on backends among `drivers`, and prints to `out`.
+///
+/// `NoBackend` for a name that no driver has, `InvalidArgument` for ranks or a pattern that give nothing to run. Blocks
+/// until everything has run; every job has a deadline.
+pub fn run(drivers: &[&dyn Driver], options: &Options, command: &RankCommand, out: &mut dyn Write) -> Result<Summary> {
+    let options = &checked(drivers, options)?;
+    let mut reporter = Reporter::new(out, options.format);
+    let start = Instant::now();
+    reporter.say(&format!("seed {}; repeat with --seed {}", options.seed, options.seed));
+    for name in &options.backends {
+        let Some(driver) = drivers.iter().find(|driver| driver.name() == name) else { continue };
+        if let Err(error) = driver.probe(&World::solo()) {
+            return Err(Error::new(ErrorKind::NoBackend, format!("backend {name} does not work here: {error}")));
+        }
+        if options.drills {
+            drills::run(name, options, command, &mut reporter)?;
+        } else if options.self_test {
+            self_test(name, options, command, &mut reporter)?;
+        } else {
+            suite(name, options, command, &mut reporter)?;
+        }
+    }
+    reporter.say(&format!("{:.1} s", start.elapsed().as_secs_f64()));
+    reporter.finish().map_err(|error| Error::config("cannot write the report").with_source(error))
+}
+
+fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Options> {
+    let known: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
+    let list = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+    if options.backends.is_empty() {
+        return Err(Error::new(ErrorKind::NoBackend, format!("name a backend to test; compiled in: {list}")));
+    }
+    for name in &options.backends {
+        if !known.contains(&name.as_str()) {
+            let text = format!("there is no backend {name:?} in this program; compiled in: {list}");
+            return Err(Error::new(ErrorKind::NoBackend, text));
+        }
+    }
+    let mut options = options.clone();
+    options.ranks.sort_unstable();
+    options.ranks.dedup();
+    options.backends.dedup();
+    if options.ranks.is_empty() || options.ranks.iter().any(|ranks| !(1..=MOST_RANKS).contains(ranks)) {
+        return Err(Error::invalid(format!("the numbers of ranks are 1 to {MOST_RANKS}, for example 1,2,3")));
+    }
+    if options.modes.is_empty() {
+        return Err(Error::invalid("choose threads, processes, or both"));
+    }
+    if let Some(pattern) = &options.pattern {
+        let matched = if options.drills { drills::matching(pattern).len() } else { cases::matching(pattern).len() };
+        if matched == 0 {
+            return Err(Error::invalid(format!("nothing matches {pattern:?}; see what there is with --list")));
+        }
+    }
+    Ok(options)
+}
+
+/// What `--list` prints: every case and drill with what it needs.
+pub fn list() -> String {
+    let mut text = String::new();
+    for case in cases::all() {
+        let needs: Vec<String> = case.needs.iter().map(ToString::to_string).collect();
+        let ranks = match (case.least_ranks, case.most_ranks) {
+            (1, usize::MAX) => String::new(),
+            (least, usize::MAX) => format!(" [{least} ranks or more]"),
+            (least, most) => format!(" [{least} to {most} ranks]"),
+        };
+        let needs = if needs.is_empty() { String::new() } else { format!(" (needs {})", needs.join(", ")) };
+        text += &format!("{:8} {:?} {}{ranks}{needs}\n", case.id, case.level, case.title);
+    }
+    for drill in drills::matching("") {
+        text += &format!("{drill} Drill\n");
+    }
+    text
+}
+
+fn selected(options: &Options) -> Vec<Case> {
+    options.pattern.as_deref().map_or_else(cases::all, cases::matching)
+}
+
+fn suite(backend: &str, options: &Options, command: &RankCommand, reporter: &mut Reporter<'_>) -> Result<()> {
+    let cases = selected(options);
+    for &mode in &options.modes {
+        for &ranks in &options.ranks {
+            let start = Instant::now();
+            let reports = run_world(backend, None, mode, ranks, &cases, options, command)?;
+            reports.iter().for_each(|report| reporter.add(report));
+            let count = |verdict| reports.iter().filter(|report| report.result == verdict).count();
+            reporter.say(&format!(
+                "{backend} {} {ranks} ranks: {} passed, {} failed, {} skipped in {:.1} s",
+                mode.name(),
+                count(Verdict::Pass),
+                count(Verdict::Fail),
+                count(Verdict::Unsupported) + count(Verdict::Inapplicable),
+                start.elapsed().as_secs_f64()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Every mutant must turn a case red.
+fn self_test(backend: &str, options: &Options, command: &RankCommand, reporter: &mut Reporter<'_>) -> Result<()> {
+    let worlds: Vec<usize> = options.ranks.iter().copied().filter(|ranks| *ranks > 1).take(2).collect();
+    if worlds.is_empty() {
+        return Err(Error::invalid("the self-test needs a world of two ranks or more: groups of one use no engine"));
+    }
+    let cases = selected(options);
+    let mode = options.modes[0];
+    for (_, name) in Mutation::ALL {
+        let mut red = Vec::new();
+        let mut reports = 0;
+        for &ranks in &worlds {
+            let world = run_world(backend, Some(name), mode, ranks, &cases, options, command)?;
+            reports += world.len();
+            red.extend(world.into_iter().filter(|r| r.result == Verdict::Fail).map(|r| r.case));
+        }
+        red.sort();
+        red.dedup();
+        let caught = !red.is_empty();
+        reporter.say(&format!("{backend}+{name}: {}", if caught { red.join(" ") } else { "stayed green".into() }));
+        reporter.add(&CaseReport {
+            case: format!("mutant {name}"),
+            title: "the suite notices a broken backend".into(),
+            backend: backend.into(),
+            mode: Some(mode),
+            ranks: worlds.iter().copied().max().unwrap_or(2),
+            result: if caught { Verdict::Pass } else { Verdict::Fail },
+            detail: if caught { red.join(" ") } else { format!("all {reports} cases stayed green") },
+            millis: 0,
+        });
+    }
+    Ok(())
+}
+
+/// All cases in one world: one job, and another for the rest after a case that took the job with it.
+fn run_world(
+    backend: &str,
+    mutant: Option<&str>,
+    mode: Mode,
+    ranks: usize,
+    cases: &[Case],
+    options: &Options,
+    command: &RankCommand,
+) -> Result<Vec<CaseReport>> {
+    let name = mutant.map_or(backend.to_string(), |mutant| format!("{backend}+{mutant}"));
+    let report = |case: &Case, result, detail: String, millis| CaseReport {
+        case: case.id.into(),
+        title: case.title.into(),
+        backend: name.clone(),
+        mode: Some(mode),
+        ranks,
+        result,
+        detail,
+        millis,
+    };
+    let mut reports = Vec::new();
+    let mut pending = Vec::new();
+    for case in cases {
+        match case.inapplicable(ranks, options.full) {
+            Some(why) => reports.push(report(case, Verdict::Inapplicable, why, 0)),
+            None => pending.push(*case),
+        }
+    }
+    while !pending.is_empty() {
+        let plan = Plan {
+            role: Role::Cases(pending.iter().map(|case| case.id.to_string()).collect()),
+            backend: backend.into(),
+            mutant: mutant.map(Into::into),
+            mode,
+            ranks,
+            worlds: options.ranks.clone(),
+            modes: options.modes.clone(),
+            seed: options.seed,
+            full: options.full,
+        };
+        let limit = limit(options.full);
+        let job = job::run(&plan, command, limit)?;
+        let complete = pending.iter().take_while(|case| is_complete(&job, case.id, ranks)).count();
+        let intact = complete == pending.len() && job.broken.is_empty() && job.done >= ranks;
+        for (i, case) in pending[..complete].iter().enumerate() {
+            let (mut result, mut detail, millis) = merge(&name, case, &job.endings[case.id]);
+            if i + 1 == complete && !intact && complete < pending.len() && job.inside.is_empty() {
+                // The job ended between this case and the next.
+                result = Verdict::Fail;
+                detail = format!("took the job with it: {}", why_it_ended(&job));
+            }
+            reports.push(report(case, result, detail, millis));
+        }
+        pending.drain(..complete);
+        let between = complete > 0 && job.inside.is_empty();
+        if let Some(case) = pending.first().copied().filter(|_| !between) {
+            let nothing_ran = complete == 0 && job.inside.is_empty();
+            let why = why_it_ended(&job);
+            if nothing_ran {
+                reports.extend(pending.iter().map(|case| report(case, Verdict::Fail, why.clone(), 0)));
+                break;
+            }
+            let mut detail = failures(job.endings.get(case.id));
+            detail.extend([why]);
+            reports.push(report(&case, Verdict::Fail, detail.join("; "), 0));
+            pending.remove(0);
+        }
+    }
+    Ok(reports)
+}
+
+/// How long a case may take before its job is killed.
+fn limit(full: bool) -> impl Fn(&str) -> Duration + Send {
+    move |id| {
+        let seconds = cases::find(id).map_or(60, |case| case.seconds);
+        Duration::from_secs(if full { seconds * 20 } else { seconds })
+    }
+}
+
+fn is_complete(job: &JobReport, case: &str, ranks: usize) -> bool {
+    job.endings.get(case).is_some_and(|endings| endings.len() == ranks)
+}
+
+/// The result of a case that has ended on all ranks.
+fn merge(backend: &str, case: &Case, endings: &BTreeMap<usize, (Ending, u64)>) -> (Verdict, String, u64) {
+    let millis = endings.values().map(|(_, millis)| *millis).max().unwrap_or(0);
+    let failures = failures(Some(endings));
+    if !failures.is_empty() {
+        return (Verdict::Fail, failures.join("; "), millis);
+    }
+    let unsupported: Vec<&String> = endings
+        .values()
+        .filter_map(|(ending, _)| if let Ending::Unsupported(why) = ending { Some(why) } else { None })
+        .collect();
+    if unsupported.is_empty() {
+        return (Verdict::Pass, String::new(), millis);
+    }
+    if unsupported.len() < endings.len() {
+        return (Verdict::Fail, format!("unsupported on {} ranks only", unsupported.len()), millis);
+    }
+    match expectations::broken_promise(backend, case) {
+        Some(promise) => (Verdict::Fail, format!("{}, but {promise}", unsupported[0]), millis),
+        None => (Verdict::Unsupported, unsupported[0].clone(), millis),
+    }
+}
+
+/// What failed on which ranks; ranks with the same text share one entry.
+fn failures(endings: Option<&BTreeMap<usize, (Ending, u64)>>) -> Vec<String> {
+    let mut texts: Vec<(String, Vec<String>)> = Vec::new();
+    for (rank, (ending, _)) in endings.into_iter().flatten() {
+        if let Ending::Fail(why) = ending {
+            match texts.iter_mut().find(|(text, _)| text == why) {
+                Some((_, ranks)) => ranks.push(rank.to_string()),
+                None => texts.push((why.clone(), vec![rank.to_string()])),
+            }
+        }
+    }
+    texts.into_iter().map(|(why, ranks)| format!("rank {}: {why}", ranks.join(","))).collect()
+}
+
+fn why_it_ended(job: &JobReport) -> String {
+    let mut parts = Vec::new();
+    match &job.hung {
+        Some(case) if case.is_empty() => parts.push("nothing happened between two cases".to_string()),
+        Some(_) => {
+            parts.push("hung".to_string());
+            for (rank, case) in &job.inside {
+                let call = job.last_calls.get(rank).map_or("no answer", String::as_str);
+                parts.push(format!("rank {rank} in {case}: {call}"));
+            }
+        }
+        None => parts.push("the job ended".to_string()),
+    }
+    parts.extend(job.broken.iter().cloned());
+    if job.hung.is_none() {
+        parts.extend(job.exits.iter().cloned());
+    }
+    parts.extend(job.complaints.iter().rev().take(3).rev().cloned());
+    parts.join("; ")
+}

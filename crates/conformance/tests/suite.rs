@@ -1,0 +1,86 @@
+//! The suite run on the reference backend, on mutants of it, and on backends that hang, panic and lie.
+
+#![cfg(target_os = "linux")]
+
+mod reference;
+
+use rankwise_conformance::{Format, Mode, Options, RankCommand, Summary, run, run_planned};
+use rankwise_core::ErrorKind;
+use rankwise_world::Driver;
+use reference::Reference;
+
+const DRIVERS: [&dyn Driver; 1] = [&Reference];
+
+/// Not a test: the suite starts this program again, with this function selected, for the ranks of its jobs.
+#[test]
+fn rank_entry() {
+    if let Some(code) = run_planned(&DRIVERS) {
+        assert_eq!(format!("{code:?}"), format!("{:?}", std::process::ExitCode::SUCCESS));
+    }
+}
+
+fn command() -> RankCommand {
+    RankCommand::current(&["rank_entry", "--exact", "--nocapture", "--test-threads=1"]).unwrap()
+}
+
+fn options(ranks: &[usize]) -> Options {
+    Options {
+        backends: vec!["reference".into()],
+        ranks: ranks.to_vec(),
+        modes: vec![Mode::Threads],
+        ..Options::default()
+    }
+}
+
+fn run_suite(options: &Options) -> (Summary, String) {
+    let mut out = Vec::new();
+    let summary = run(&DRIVERS, options, &command(), &mut out).unwrap();
+    (summary, String::from_utf8(out).unwrap())
+}
+
+#[test]
+fn the_reference_backend_passes() {
+    let (summary, text) = run_suite(&options(&[1, 2, 3, 4]));
+    assert_eq!(summary.failed, 0, "{text}");
+    assert!(summary.passed > 200, "{text}");
+    assert!(text.contains("not in the capability table: send, recv"), "{text}");
+}
+
+#[test]
+fn every_mutant_is_caught() {
+    let options = Options { self_test: true, ..options(&[3]) };
+    let (summary, text) = run_suite(&options);
+    assert_eq!((summary.passed, summary.failed), (5, 0), "{text}");
+}
+
+#[test]
+fn a_pattern_selects_and_json_has_one_object_a_line() {
+    let options = Options { pattern: Some("ag-53".into()), format: Format::Json, ..options(&[2]) };
+    let (summary, text) = run_suite(&options);
+    assert_eq!((summary.passed, summary.failed, summary.skipped), (1, 0, 0), "{text}");
+    let mut lines = text.lines().rev();
+    assert_eq!(lines.next(), Some("1 passed, 0 failed, 0 skipped"));
+    assert!(lines.next().unwrap().contains("\"case\":\"AG-53\""), "{text}");
+}
+
+#[test]
+fn what_cannot_be_run_is_said_at_once() {
+    let refused = |options: &Options| run(&DRIVERS, options, &command(), &mut Vec::new()).unwrap_err();
+    let unknown = Options { backends: vec!["tin-cans".into()], ..options(&[2]) };
+    assert_eq!(refused(&unknown).kind(), &ErrorKind::NoBackend);
+    assert!(refused(&unknown).to_string().contains("compiled in: reference"));
+    assert_eq!(refused(&options(&[])).kind(), &ErrorKind::InvalidArgument);
+    assert_eq!(refused(&options(&[0])).kind(), &ErrorKind::InvalidArgument);
+    let nothing = Options { pattern: Some("no such case".into()), ..options(&[2]) };
+    assert_eq!(refused(&nothing).kind(), &ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn a_backend_that_cannot_join_fails_with_its_reason() {
+    let mut options = options(&[2]);
+    options.modes = vec![Mode::Processes];
+    options.pattern = Some("AR-1".into());
+    let (summary, text) = run_suite(&options);
+    assert_eq!((summary.passed, summary.failed), (0, 1), "{text}");
+    assert!(text.contains("joins threads only"), "{text}");
+}
