@@ -38,6 +38,9 @@ fn main() -> Result<()> {
     reversed.all_gather(&[me as u32], &mut order)?;
     assert!(order.is_sorted_by(|a, b| a > b));
 
-    println!("rank {me}: row {row} sums to {}, column {column} has the greatest rank {greatest}, reversed {order:?}", row_sum[0]);
+    println!(
+        "rank {me}: row {row} sums to {}, column {column} has the greatest rank {greatest}, reversed {order:?}",
+        row_sum[0]
+    );
     all.finalize()
 }

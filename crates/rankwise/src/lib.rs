@@ -66,6 +66,15 @@ pub fn join(world: &World, config: &Config) -> Result<Backend> {
     Ok(Backend::new(raw, settings))
 }
 
+/// Compiles and runs the examples in the documents.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    struct Readme;
+    #[doc = include_str!("../../../docs/guide.md")]
+    struct Guide;
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,7 +15,8 @@ fn executable(name: &str) -> PathBuf {
 
 /// What the ranks printed, sorted by rank.
 fn run(name: &str, ranks: usize) -> Vec<(usize, String)> {
-    let job = Launch::new(ranks, executable(name)).timeout(Duration::from_secs(60)).output(Output::Lines).spawn().unwrap();
+    let job =
+        Launch::new(ranks, executable(name)).timeout(Duration::from_secs(60)).output(Output::Lines).spawn().unwrap();
     let mut lines = Vec::new();
     let outcome = job.run(&mut |event| {
         if let Event::Line { rank, text, .. } = event {
@@ -78,4 +79,10 @@ fn tensor_parallel_mlp_prints_the_same_for_every_number_of_ranks() {
     for n in [2, 4, 5] {
         assert_eq!(run("tensor_parallel_mlp", n), alone, "{n} ranks");
     }
+}
+
+#[test]
+fn board_backend() {
+    let lines = run("board_backend", 1);
+    assert!(matches!(&lines[..], [(0, line)] if line.ends_with("as they should be")), "{lines:?}");
 }
