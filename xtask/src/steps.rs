@@ -143,7 +143,9 @@ pub(crate) fn wait(child: &mut Child, deadline: Instant) -> Option<ExitStatus> {
     let descendants = descendants(child.id());
     let _ = child.kill();
     if !descendants.is_empty() {
-        let _ = Command::new("kill").arg("-9").args(descendants.iter().map(u32::to_string)).status();
+        // The shell's own kill: a small system need not have the program.
+        let kill = ["-c", "kill -9 \"$@\"", "kill"];
+        let _ = Command::new("bash").args(kill).args(descendants.iter().map(u32::to_string)).status();
     }
     let _ = child.wait();
     None

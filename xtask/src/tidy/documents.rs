@@ -57,3 +57,43 @@ fn scripts(tree: &Tree, findings: &mut Findings) {
         findings.errors.push(format!("{}: no step of `cargo xtask test` runs it", file.path));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings(files: &[(&str, &str)]) -> Findings {
+        let scripts: Vec<(String, &str)> =
+            steps::STEPS.iter().map(|step| (format!("ci/{}", step.name), "#!/bin/bash\nset -euo pipefail\n")).collect();
+        let mut all: Vec<(&str, &str)> = scripts.iter().map(|(path, text)| (path.as_str(), *text)).collect();
+        all.retain(|(path, _)| !files.iter().any(|(own, _)| own == path));
+        all.extend(files);
+        super::super::findings(check, &all, Vec::new())
+    }
+
+    #[test]
+    fn commands_run_or_say_why_not() {
+        let found = findings(&[("docs/a.md", "```sh\ncargo build\nssh b  # needs two hosts\n```\n")]);
+        assert_eq!(found.errors, [] as [&str; 0]);
+        assert_eq!(
+            found.notes,
+            [
+                "docs/a.md:3: not run (needs two hosts): ssh b  # needs two hosts",
+                "1 lines of commands are run by ci/readme"
+            ]
+        );
+    }
+
+    #[test]
+    fn hidden_commands_and_open_fences_fail() {
+        assert_eq!(findings(&[("README.md", "```console\n$ cargo build\n```\n")]).errors.len(), 1);
+        assert_eq!(findings(&[("README.md", "```sh\ncargo build\n")]).errors.len(), 1);
+    }
+
+    #[test]
+    fn scripts_and_steps_belong_together() {
+        assert_eq!(findings(&[("ci/extra", "#!/bin/bash\nset -euo pipefail\n")]).errors.len(), 1);
+        assert_eq!(findings(&[("ci/fmt", "#!/bin/bash\ncargo fmt | cat\n")]).errors.len(), 1);
+        assert_eq!(super::super::findings(check, &[], Vec::new()).errors.len(), steps::STEPS.len());
+    }
+}

@@ -56,3 +56,44 @@ pub(super) fn check(tree: &Tree, findings: &mut Findings) {
 fn is_manifest_of(file: &File, directory: &str) -> bool {
     file.path == format!("crates/{directory}/Cargo.toml") || file.path == format!("{directory}/Cargo.toml")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metadata::Package;
+
+    const MANIFEST: &str = "version.workspace = true\nedition.workspace = true\nrust-version.workspace = true\n\
+                            license.workspace = true\n\n[lints]\nworkspace = true\n";
+    const ROOT: &str = "undocumented_unsafe_blocks = \"deny\"\nunsafe_op_in_unsafe_fn = \"deny\"\n";
+
+    fn errors(manifest: &str, root: &str, changelog: &str) -> Vec<String> {
+        let package = Package {
+            name: "rankwise-a".into(),
+            directory: "a".into(),
+            features: Vec::new(),
+            roots: Vec::new(),
+            dependencies: Vec::new(),
+            closure: Default::default(),
+        };
+        let mut files: Vec<(&str, &str)> = ROOT_FILES.to_vec();
+        files.retain(|(path, _)| *path != "CHANGELOG.md");
+        files.extend([("crates/a/Cargo.toml", manifest), ("Cargo.toml", root), ("CHANGELOG.md", changelog)]);
+        super::super::findings(check, &files, vec![package]).errors
+    }
+
+    #[test]
+    fn a_crate_inherits_or_is_named() {
+        assert_eq!(errors(MANIFEST, ROOT, "## Unreleased"), [] as [&str; 0]);
+        let own_lints = MANIFEST.replace("[lints]\nworkspace = true", "[lints.rust]");
+        assert!(errors(&own_lints, ROOT, "## Unreleased")[0].contains("lints"));
+        assert!(
+            errors(&MANIFEST.replace("license.workspace = true", ""), ROOT, "## Unreleased")[0].contains("license")
+        );
+    }
+
+    #[test]
+    fn the_workspace_keeps_its_lints_and_files() {
+        assert_eq!(errors(MANIFEST, "", "## Unreleased").len(), DENIED.len());
+        assert_eq!(errors(MANIFEST, ROOT, "## 1.0"), ["CHANGELOG.md does not contain `Unreleased`"]);
+    }
+}
