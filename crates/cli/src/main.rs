@@ -1,7 +1,10 @@
 //! The `rankwise` command. Each subcommand is a file of its own.
 
-#![forbid(unsafe_code)]
+// Only the benchmark reads the processor's counter and maps a page, in files of their own.
+#![deny(unsafe_code)]
 
+#[cfg(target_os = "linux")]
+mod bench;
 mod info;
 #[cfg(target_os = "linux")]
 mod launch;
@@ -22,6 +25,13 @@ enum Command {
     /// Run a program as several ranks on this host
     #[cfg(target_os = "linux")]
     Launch(launch::Launch),
+    /// Measure collectives on this host, every result checked
+    #[cfg(target_os = "linux")]
+    Bench(Box<bench::BenchArgs>),
+    /// One rank of `bench`
+    #[cfg(target_os = "linux")]
+    #[command(name = "__bench-rank", hide = true)]
+    BenchRank(Box<bench::BenchArgs>),
     /// Show version, machine, backends, environment variables and limits
     Info(info::Info),
 }
@@ -30,6 +40,10 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         #[cfg(target_os = "linux")]
         Command::Launch(command) => command.run(),
+        #[cfg(target_os = "linux")]
+        Command::Bench(command) => command.run(),
+        #[cfg(target_os = "linux")]
+        Command::BenchRank(command) => command.run_rank(),
         Command::Info(command) => command.run(),
     }
 }

@@ -62,14 +62,24 @@ impl Page {
         let bytes = Page::bytes(ranks, iterations);
         let found = fstat(fd).map_err(|errno| system("look at the page of the benchmark", errno))?.st_size;
         if found as u64 != bytes as u64 {
-            return Err(Error::config(format!("the page of the benchmark has {found} bytes, not {bytes}; start all ranks alike")));
+            return Err(Error::config(format!(
+                "the page of the benchmark has {found} bytes, not {bytes}; start all ranks alike"
+            )));
         }
         // SAFETY: a new mapping at an address that the kernel chooses.
         let first = unsafe {
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::POPULATE, fd, 0)
+            mmap(
+                std::ptr::null_mut(),
+                bytes,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::POPULATE,
+                fd,
+                0,
+            )
         };
         let first = first.map_err(|errno| system("map the page of the benchmark", errno))?;
-        let first = NonNull::new(first.cast()).ok_or_else(|| Error::config("the page of the benchmark was mapped at zero"))?;
+        let first =
+            NonNull::new(first.cast()).ok_or_else(|| Error::config("the page of the benchmark was mapped at zero"))?;
         Ok(Page { first, bytes, ranks, iterations })
     }
 
@@ -163,7 +173,10 @@ impl Team {
                 let now = self.clock.now();
                 began = if began == 0 { now } else { began };
                 if self.clock.nanoseconds(now - began) > PATIENCE.as_nanos() as f64 {
-                    return Err(Error::new(ErrorKind::Timeout, "a rank of the benchmark stands still; look at its process"));
+                    return Err(Error::new(
+                        ErrorKind::Timeout,
+                        "a rank of the benchmark stands still; look at its process",
+                    ));
                 }
             }
             if self.crowded { std::thread::yield_now() } else { std::hint::spin_loop() }
@@ -202,7 +215,8 @@ impl Team {
 
     /// The slowest rank's time of each iteration, in microseconds. After a barrier.
     pub(crate) fn slowest(&self, iterations: usize) -> Vec<f64> {
-        let slowest = |iteration| (0..self.ranks).map(|rank| self.page.sample(rank, iteration).load(Ordering::Relaxed)).max();
+        let slowest =
+            |iteration| (0..self.ranks).map(|rank| self.page.sample(rank, iteration).load(Ordering::Relaxed)).max();
         (0..iterations).map(|iteration| self.clock.nanoseconds(slowest(iteration).unwrap_or(0)) / 1e3).collect()
     }
 }

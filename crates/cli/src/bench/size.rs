@@ -39,7 +39,9 @@ fn range(first: u64, last: u64, step: &str, sizes: &mut Vec<u64>) -> Result<(), 
     let next: Box<dyn Fn(u64) -> Option<u64>> = match (step.strip_prefix('x'), step.strip_prefix('+')) {
         (Some(factor), _) => match factor.parse::<u64>() {
             Ok(factor) if factor > 1 && first > 0 => Box::new(move |size| size.checked_mul(factor)),
-            Ok(_) if first == 0 => return Err("a range that multiplies cannot start at 0; start at 1 or use +STEP".into()),
+            Ok(_) if first == 0 => {
+                return Err("a range that multiplies cannot start at 0; start at 1 or use +STEP".into());
+            }
             _ => return Err(format!("{step:?} is not a factor of at least 2, for example x4")),
         },
         (_, Some(step)) => match bytes(step)? {
@@ -77,7 +79,21 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_named() {
-        for wrong in ["", "x", "4Q", "-1", "1.5K", "8:4", "8:64:x1", "8:64:y", "0:64:x2", "1:2:3:4", "0:9:+0", "99999999999G", "1:1M:+1"] {
+        for wrong in [
+            "",
+            "x",
+            "4Q",
+            "-1",
+            "1.5K",
+            "8:4",
+            "8:64:x1",
+            "8:64:y",
+            "0:64:x2",
+            "1:2:3:4",
+            "0:9:+0",
+            "99999999999G",
+            "1:1M:+1",
+        ] {
             let error = of(wrong).unwrap_err();
             assert!(!error.is_empty(), "{wrong}");
         }

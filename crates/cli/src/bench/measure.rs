@@ -1,0 +1,197 @@
+//! The timed loop: all ranks start each call together, and the slowest one counts.
+
+use super::args::Effort;
+use super::page::Team;
+use rankwise::Result;
+
+/// What is measured, on this rank.
+pub(crate) trait Work {
+    /// Writes the source and spoils the destination.
+    fn fill(&mut self);
+    /// Rewrites the source with the same values, so that it is in this rank's cache only.
+    fn refresh(&mut self);
+    /// The call itself.
+    fn call(&mut self) -> Result<()>;
+    /// Wrong elements of the result.
+    fn wrong(&self) -> u64;
+    /// Whether a call spoils its own source.
+    fn spoils_source(&self) -> bool;
+}
+
+/// Times over the iterations, of the slowest rank of each, in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Figures {
+    pub(crate) iterations: usize,
+    pub(crate) min_us: f64,
+    pub(crate) mean_us: f64,
+    pub(crate) p50_us: f64,
+    pub(crate) p99_us: f64,
+}
+
+impl Figures {
+    fn of(mut times: Vec<f64>) -> Figures {
+        times.sort_unstable_by(f64::total_cmp);
+        let at = |position: usize| times.get(position).copied().unwrap_or(0.0);
+        let n = times.len();
+        Figures {
+            iterations: n,
+            min_us: at(0),
+            mean_us: times.iter().sum::<f64>() / n.max(1) as f64,
+            p50_us: at(n / 2),
+            p99_us: at((n.saturating_sub(1) as f64 * 0.99) as usize),
+        }
+    }
+}
+
+/// Measures one cell; collective over the team. The figures are for the first rank alone, and so are the wrong elements found
+/// by all ranks before and after the timed iterations.
+pub(crate) fn measure(
+    team: &mut Team,
+    work: &mut dyn Work,
+    bytes: u64,
+    fresh: bool,
+    effort: Effort,
+) -> Result<Option<(Figures, u64)>> {
+    work.fill();
+    team.barrier()?;
+    work.call()?;
+    team.add_wrong(work.wrong());
+    team.barrier()?;
+
+    let warm_up = match bytes {
+        0..=4096 => 100,
+        4097..=65536 => 30,
+        65537..=1048576 => 8,
+        _ => 2,
+    };
+    let began = team.clock().now();
+    for _ in 0..warm_up {
+        team.barrier()?;
+        work.call()?;
+    }
+    team.barrier()?;
+    if team.is_first() {
+        let took_ms = team.clock().nanoseconds(team.clock().now() - began) / 1e6 / f64::from(warm_up);
+        team.set_iterations(
+            effort.iterations.unwrap_or_else(|| iterations_for(effort.budget_ms / took_ms, team.most_iterations())),
+        );
+    }
+    team.barrier()?;
+
+    let iterations = team.iterations();
+    for iteration in 0..iterations {
+        if fresh {
+            work.refresh();
+        }
+        team.barrier()?;
+        let start = team.clock().now();
+        work.call()?;
+        let end = team.clock().after();
+        team.record(iteration, end.wrapping_sub(start));
+    }
+    team.barrier()?;
+    let figures = team.is_first().then(|| Figures::of(team.slowest(iterations)));
+    team.barrier()?;
+
+    if work.spoils_source() {
+        work.fill();
+        team.barrier()?;
+        work.call()?;
+    }
+    team.add_wrong(work.wrong());
+    team.barrier()?;
+    let result = figures.map(|figures| (figures, team.take_wrong()));
+    team.barrier()?;
+    Ok(result)
+}
+
+fn iterations_for(wanted: f64, most: usize) -> usize {
+    // A saturating conversion: nothing measurable takes no time.
+    (wanted as usize).clamp(5.min(most), most)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::clock::Clock;
+    use super::super::op::{Op, bandwidth};
+    use super::super::page::Page;
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// Moves the clock instead of data: call i takes i ticks beyond the base.
+    struct Paced {
+        clock: Arc<AtomicU64>,
+        base: u64,
+        calls: u64,
+        refreshed: u64,
+        wrong: u64,
+    }
+
+    impl Work for Paced {
+        fn fill(&mut self) {}
+        fn refresh(&mut self) {
+            self.refreshed += 1;
+            self.clock.fetch_add(1_000_000, Ordering::Relaxed);
+        }
+        fn call(&mut self) -> Result<()> {
+            self.calls += 1;
+            self.clock.fetch_add(self.base + self.calls, Ordering::Relaxed);
+            Ok(())
+        }
+        fn wrong(&self) -> u64 {
+            self.wrong
+        }
+        fn spoils_source(&self) -> bool {
+            false
+        }
+    }
+
+    fn paced(base: u64, fresh: bool, effort: Effort, wrong: u64) -> (Figures, u64, Paced) {
+        let now = Arc::new(AtomicU64::new(0));
+        let fd = Page::create(1, effort.most_iterations()).unwrap();
+        let page = Page::map(fd.as_fd(), 1, effort.most_iterations()).unwrap();
+        let mut team = Team::new(page, Clock::Fake(now.clone()), 0, true);
+        let mut work = Paced { clock: now, base, calls: 0, refreshed: 0, wrong };
+        let (figures, wrong) = measure(&mut team, &mut work, 64, fresh, effort).unwrap().unwrap();
+        (figures, wrong, work)
+    }
+
+    #[test]
+    fn figures_follow_a_fake_clock() {
+        let effort = Effort { iterations: Some(100), budget_ms: 1.0 };
+        let (figures, wrong, work) = paced(10_000, true, effort, 0);
+        // 101 calls come before the timed ones, which take 10102 to 10201 ns; refreshing is not timed.
+        let expected = Figures { iterations: 100, min_us: 10.102, mean_us: 10.1515, p50_us: 10.152, p99_us: 10.2 };
+        for (found, wanted) in [
+            (figures.min_us, expected.min_us),
+            (figures.mean_us, expected.mean_us),
+            (figures.p50_us, expected.p50_us),
+            (figures.p99_us, expected.p99_us),
+        ] {
+            assert!((found - wanted).abs() < 1e-9, "{figures:?}");
+        }
+        assert_eq!((figures.iterations, wrong, work.calls, work.refreshed), (100, 0, 201, 100));
+        // 10152 bytes in 10.152 us are 1 GB/s.
+        let (algorithm, bus) = bandwidth(Op::AllReduce, 4, 10_152, figures.p50_us);
+        assert!((algorithm - 1.0).abs() < 1e-9 && (bus - 1.5).abs() < 1e-9, "{algorithm} {bus}");
+        let (algorithm, bus) = bandwidth(Op::AllGather, 4, 10_152, figures.p50_us);
+        assert!((algorithm - 4.0).abs() < 1e-9 && (bus - 3.0).abs() < 1e-9, "{algorithm} {bus}");
+    }
+
+    #[test]
+    fn a_budget_buys_iterations() {
+        let effort = |budget_ms| Effort { iterations: None, budget_ms };
+        // About 1 ms a call.
+        assert_eq!(paced(1_000_000, false, effort(50.0), 0).0.iterations, 49);
+        assert_eq!(paced(1_000_000, false, effort(0.1), 0).0.iterations, 5);
+        assert_eq!(paced(10, false, effort(1e6), 0).0.iterations, 2000);
+    }
+
+    #[test]
+    fn wrong_elements_are_counted_before_and_after() {
+        let (_, wrong, _) = paced(10, false, Effort { iterations: Some(3), budget_ms: 1.0 }, 7);
+        assert_eq!(wrong, 14);
+    }
+}
