@@ -110,10 +110,11 @@ fn command_lines(lines: &[(usize, &str)]) -> Vec<CommandLine> {
     commands
 }
 
-/// The marker that `line` ends with or consists of, without its `# `.
+/// The reason that `line` ends with or consists of: `needs X`, or what follows `not run: `.
 fn marker(line: &str) -> Option<String> {
     let start = MARKERS.iter().filter_map(|marker| line.find(marker)).min()?;
-    Some(line[start + 2..].trim().to_string())
+    let reason = line[start + 2..].trim();
+    Some(reason.strip_prefix("not run: ").unwrap_or(reason).to_string())
 }
 
 /// Runs the blocks of the checked files, or of the files named.
@@ -206,7 +207,7 @@ mod tests {
         let markdown = "```sh\na\nb  # needs two hosts\n# needs a GPU\nc\nd\n\n# just a remark\ne \\\n  f\n# not run: slow\ng \\\n  h\n```\n";
         let reasons: Vec<Option<String>> = commands(markdown).into_iter().map(|(_, marker)| marker).collect();
         let expected = [None, Some("needs two hosts"), Some("needs a GPU"), Some("needs a GPU"), None, None];
-        let expected = expected.into_iter().chain([Some("not run: slow"), Some("not run: slow")]);
+        let expected = expected.into_iter().chain([Some("slow"), Some("slow")]);
         assert_eq!(reasons, expected.map(|reason| reason.map(String::from)).collect::<Vec<_>>());
     }
 

@@ -20,7 +20,7 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("crates/emu-nccl/", "a C interface"),
     ("crates/cli/src/bench/", "the page of clocks that the ranks of a benchmark share"),
     ("crates/rankwise/examples/board_backend.rs", "a whole backend in one file, for docs/adding-a-backend.md"),
-    ("crates/conformance/src/", "broken backends behind the unsafe interface, and buffers given as raw parts"),
+    ("crates/conformance/", "broken backends behind the unsafe interface, and buffers given as raw parts"),
 ];
 
 /// Programs that show what the compiler refuses.
