@@ -32,10 +32,12 @@ pub struct Side {
 impl Side {
     pub(crate) const ABSENT: Side = Side { ptr: NonNull::<u8>::dangling().as_ptr(), len: 0, present: false };
 
+    #[inline]
     pub(crate) fn of_slice<T>(slice: &[T]) -> Side {
         Side { ptr: slice.as_ptr().cast_mut().cast(), len: slice.len(), present: true }
     }
 
+    #[inline]
     pub(crate) fn of_slice_mut<T>(slice: &mut [T]) -> Side {
         Side { ptr: slice.as_mut_ptr().cast(), len: slice.len(), present: true }
     }

@@ -28,28 +28,34 @@ pub(crate) struct Shape<'c> {
 }
 
 impl Shape<'static> {
+    #[inline]
     pub(crate) fn of<T: Pod>(kind: OpKind) -> Shape<'static> {
         Shape::new(kind, DType::of::<T>(), size_of::<T>())
     }
 
+    #[inline]
     pub(crate) fn new(kind: OpKind, dtype: DType, elem_size: usize) -> Shape<'static> {
         Shape { kind, dtype, elem_size, op: None, root: 0, width: 1, send: &[], recv: &[], in_place: false, tag: 0 }
     }
 }
 
 impl<'c> Shape<'c> {
+    #[inline]
     pub(crate) fn op(self, op: ReduceOp) -> Self {
         Shape { op: Some(op), ..self }
     }
 
+    #[inline]
     pub(crate) fn root(self, root: usize) -> Self {
         Shape { root, ..self }
     }
 
+    #[inline]
     pub(crate) fn in_place(self) -> Self {
         Shape { in_place: true, ..self }
     }
 
+    #[inline]
     pub(crate) fn counts<'n>(self, send: &'n [usize], recv: &'n [usize]) -> Shape<'n>
     where
         'c: 'n,
@@ -57,6 +63,7 @@ impl<'c> Shape<'c> {
         Shape { send, recv, ..self }
     }
 
+    #[inline]
     pub(crate) fn width(self, width: usize) -> Self {
         Shape { width, ..self }
     }
@@ -110,6 +117,7 @@ impl<S: Buffer, D: Buffer> Lent<S, D> {
 }
 
 impl<'c, S, D> Call<'c, S, D> {
+    #[inline]
     fn new(shape: Shape<'c>, src: S, dst: D) -> Self {
         Call { shape, timeout: None, src, dst }
     }

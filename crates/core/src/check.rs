@@ -11,157 +11,164 @@ use crate::mem::MemorySpace;
 use crate::op::OpKind;
 
 /// Where a request is made.
-#[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) size: usize,
     pub(crate) position: usize,
     pub(crate) capabilities: &'a Capabilities,
 }
 
-/// A request that passed: what [`RawCall`] promises holds, except that counts are still in rows of `width`.
-pub(crate) fn check<'c>(request: &Request<'c>, place: Place<'_>) -> Result<RawCall<'c>> {
+/// Fills `call` from a request that passes: what [`RawCall`] promises holds, except that counts are still in rows of
+/// `width`. `call` comes from [`blank`]; filled in place, because moving it about would cost more than the checks.
+pub(crate) fn check<'c>(request: &Request<'c>, place: &Place<'_>, call: &mut RawCall<'c>) -> Result<()> {
     let Request { shape, src, dst } = request;
-    let checked = match shape.kind {
-        OpKind::AllReduce => all_reduce(shape, src, dst)?,
-        OpKind::Barrier => Checked::default(),
-        OpKind::AllGather => all_gather(shape, src, dst, place)?,
-        OpKind::ReduceScatter => reduce_scatter(shape, src, dst, place)?,
-        OpKind::AllToAll => all_to_all(src, dst, place)?,
-        OpKind::Broadcast => broadcast(shape, dst, place)?,
-        OpKind::Reduce | OpKind::Gather | OpKind::Scatter => rooted(shape, src, dst, place)?,
-        OpKind::Send | OpKind::Recv => point_to_point(shape, src, dst, place)?,
-        _ => uneven(shape, src, dst, place)?,
+    let largest = match shape.kind {
+        OpKind::AllReduce => all_reduce(shape, src, dst, call)?,
+        OpKind::Barrier => 0,
+        OpKind::AllGather => all_gather(shape, src, dst, place, call)?,
+        OpKind::ReduceScatter => reduce_scatter(shape, src, dst, place, call)?,
+        OpKind::AllToAll => all_to_all(shape, src, dst, place, call)?,
+        OpKind::Broadcast => broadcast(shape, dst, place, call)?,
+        OpKind::Reduce | OpKind::Gather | OpKind::Scatter => rooted(shape, src, dst, place, call)?,
+        OpKind::Send | OpKind::Recv => point_to_point(shape, src, dst, place, call)?,
+        _ => uneven(shape, src, dst, place, call)?,
     };
     let caps = place.capabilities;
     caps.check(shape.kind, shape.dtype, shape.op, MemorySpace::Host)?;
-    let size = shape.elem_size;
-    match checked.largest.checked_mul(size) {
+    match largest.checked_mul(shape.elem_size) {
         Some(bytes) if bytes as u64 <= caps.max_bytes() => {}
-        _ => return Err(too_large(checked.largest, size, caps.max_bytes())),
+        _ => return Err(too_large(largest, shape.elem_size, caps.max_bytes())),
     }
-    let raw = |view: Option<View>| match view {
-        // SAFETY: the checks keep offset + len within the buffer; `wrapping_add` would hide a mistake from Miri.
-        Some(view) => RawBuf::host(unsafe { view.ptr.add(view.offset * size) }, view.len * size),
-        None => RawBuf::NONE,
-    };
-    // Elements without bytes are moved as no elements.
-    let (count, elem_size) = if size == 0 { (0, 1) } else { (checked.count, size) };
-    Ok(RawCall {
-        elem_size,
+    if shape.elem_size == 0 {
+        // Elements without bytes are moved as no elements.
+        (call.count, call.elem_size) = (0, 1);
+    }
+    Ok(())
+}
+
+/// A call of this shape, without buffers and count.
+#[inline]
+pub(crate) fn blank<'c>(shape: &Shape<'c>) -> RawCall<'c> {
+    RawCall {
+        kind: shape.kind,
+        dtype: shape.dtype,
+        elem_size: shape.elem_size,
         op: shape.op,
+        count: 0,
         counts: Counts { send: shape.send, recv: shape.recv },
         root: shape.root,
-        src: raw(checked.src),
-        dst: raw(checked.dst),
+        src: RawBuf::NONE,
+        dst: RawBuf::NONE,
         tag: shape.tag,
-        ..RawCall::new(shape.kind, shape.dtype, count)
-    })
+        fused: None,
+    }
+}
+
+/// Whether [`widen`] has something to do.
+#[inline]
+pub(crate) fn has_rows(shape: &Shape<'_>) -> bool {
+    (shape.width != 1 || shape.elem_size == 0) && !(shape.send.is_empty() && shape.recv.is_empty())
 }
 
 /// Turns counts of rows into counts of elements, in `scratch`.
-#[inline]
-pub(crate) fn widen<'a>(call: RawCall<'a>, shape: &Shape<'_>, scratch: &'a mut Vec<usize>) -> RawCall<'a> {
+pub(crate) fn widen<'a>(shape: &Shape<'_>, scratch: &'a mut Vec<usize>) -> Counts<'a> {
     let width = if shape.elem_size == 0 { 0 } else { shape.width };
-    if width == 1 || (call.counts.send.is_empty() && call.counts.recv.is_empty()) {
-        return call;
-    }
     scratch.clear();
     // The sum was checked in elements, so that no product overflows.
-    scratch.extend(call.counts.send.iter().chain(call.counts.recv).map(|rows| rows * width));
-    let (send, recv) = scratch.split_at(call.counts.send.len());
-    RawCall { counts: Counts { send, recv }, ..call }
-}
-
-#[derive(Clone, Copy)]
-struct View {
-    ptr: *mut u8,
-    /// In elements.
-    offset: usize,
-    len: usize,
-}
-
-/// What the check of one kind finds out.
-#[derive(Default)]
-struct Checked {
-    count: usize,
-    /// Elements of the largest buffer on any rank, so that all ranks refuse alike.
-    largest: usize,
-    src: Option<View>,
-    dst: Option<View>,
-}
-
-fn all(side: &Side) -> Option<View> {
-    Some(View { ptr: side.ptr, offset: 0, len: side.len })
-}
-
-fn part(side: &Side, offset: usize, len: usize) -> Option<View> {
-    Some(View { ptr: side.ptr, offset, len })
+    scratch.extend(shape.send.iter().chain(shape.recv).map(|rows| rows * width));
+    let (send, recv) = scratch.split_at(shape.send.len());
+    Counts { send, recv }
 }
 
 #[inline]
-fn all_reduce(shape: &Shape<'_>, src: &Side, dst: &Side) -> Result<Checked> {
-    let count = dst.len;
-    present(src, dst, !shape.in_place, true)?;
-    if shape.in_place {
-        return Ok(Checked { count, largest: count, src: all(dst), dst: all(dst) });
-    }
-    if src.len != count {
-        return Err(unequal("source", src.len, count, "the destination's length"));
-    }
-    Ok(Checked { count, largest: count, src: all(src), dst: all(dst) })
+fn all(side: &Side, shape: &Shape<'_>) -> RawBuf {
+    // Cannot overflow: a slice has at most isize::MAX bytes. Where there is only a length yet, nothing uses the product.
+    RawBuf::host(side.ptr, side.len.wrapping_mul(shape.elem_size))
 }
 
-fn all_gather(shape: &Shape<'_>, src: &Side, dst: &Side, place: Place<'_>) -> Result<Checked> {
+/// The caller has checked that offset and length lie within the buffer.
+fn part(side: &Side, offset: usize, len: usize, shape: &Shape<'_>) -> RawBuf {
+    debug_assert!(offset + len <= side.len);
+    // SAFETY: within the buffer.
+    RawBuf::host(unsafe { side.ptr.add(offset * shape.elem_size) }, len * shape.elem_size)
+}
+
+#[inline]
+fn all_reduce(shape: &Shape<'_>, src: &Side, dst: &Side, call: &mut RawCall<'_>) -> Result<usize> {
+    present(src, dst, !shape.in_place, true)?;
+    let src = if shape.in_place { dst } else { src };
+    if src.len != dst.len {
+        return Err(unequal("source", src.len, dst.len, "the destination's length"));
+    }
+    (call.count, call.src, call.dst) = (dst.len, all(src, shape), all(dst, shape));
+    Ok(dst.len)
+}
+
+fn all_gather(shape: &Shape<'_>, src: &Side, dst: &Side, place: &Place<'_>, call: &mut RawCall<'_>) -> Result<usize> {
     let n = place.size;
     present(src, dst, !shape.in_place, true)?;
+    call.dst = all(dst, shape);
     if shape.in_place {
-        let count = divided("buffer", dst.len, n)?;
-        let own = part(dst, place.position * count, count);
-        return Ok(Checked { count, largest: dst.len, src: own, dst: all(dst) });
+        call.count = divided("buffer", dst.len, n)?;
+        call.src = part(dst, place.position * call.count, call.count, shape);
+        return Ok(dst.len);
     }
     let need = times(n, src.len, "members", "elements of each")?;
     if dst.len != need {
         return Err(unequal("destination", dst.len, need, &format!("{n} members times {} elements", src.len)));
     }
-    Ok(Checked { count: src.len, largest: need, src: all(src), dst: all(dst) })
+    (call.count, call.src) = (src.len, all(src, shape));
+    Ok(need)
 }
 
-fn reduce_scatter(shape: &Shape<'_>, src: &Side, dst: &Side, place: Place<'_>) -> Result<Checked> {
+fn reduce_scatter(
+    shape: &Shape<'_>,
+    src: &Side,
+    dst: &Side,
+    place: &Place<'_>,
+    call: &mut RawCall<'_>,
+) -> Result<usize> {
     let n = place.size;
     present(src, dst, !shape.in_place, true)?;
     if shape.in_place {
-        let count = divided("buffer", dst.len, n)?;
-        let own = part(dst, place.position * count, count);
-        return Ok(Checked { count, largest: dst.len, src: all(dst), dst: own });
+        call.count = divided("buffer", dst.len, n)?;
+        call.src = all(dst, shape);
+        call.dst = part(dst, place.position * call.count, call.count, shape);
+        return Ok(dst.len);
     }
     let need = times(n, dst.len, "members", "elements of each")?;
     if src.len != need {
         return Err(unequal("source", src.len, need, &format!("{n} members times {} elements", dst.len)));
     }
-    Ok(Checked { count: dst.len, largest: need, src: all(src), dst: all(dst) })
+    (call.count, call.src, call.dst) = (dst.len, all(src, shape), all(dst, shape));
+    Ok(need)
 }
 
-fn all_to_all(src: &Side, dst: &Side, place: Place<'_>) -> Result<Checked> {
+fn all_to_all(shape: &Shape<'_>, src: &Side, dst: &Side, place: &Place<'_>, call: &mut RawCall<'_>) -> Result<usize> {
     present(src, dst, true, true)?;
     if src.len != dst.len {
         return Err(unequal("source", src.len, dst.len, "the destination's length"));
     }
-    let count = divided("source", src.len, place.size)?;
-    Ok(Checked { count, largest: src.len, src: all(src), dst: all(dst) })
+    call.count = divided("source", src.len, place.size)?;
+    (call.src, call.dst) = (all(src, shape), all(dst, shape));
+    Ok(src.len)
 }
 
-fn broadcast(shape: &Shape<'_>, dst: &Side, place: Place<'_>) -> Result<Checked> {
+fn broadcast(shape: &Shape<'_>, dst: &Side, place: &Place<'_>, call: &mut RawCall<'_>) -> Result<usize> {
     root(shape, place)?;
     present(&Side::ABSENT, dst, false, true)?;
-    let src = if shape.root == place.position { all(dst) } else { None };
-    Ok(Checked { count: dst.len, largest: dst.len, src, dst: all(dst) })
+    (call.count, call.dst) = (dst.len, all(dst, shape));
+    if shape.root == place.position {
+        call.src = call.dst;
+    }
+    Ok(dst.len)
 }
 
-fn rooted(shape: &Shape<'_>, src: &Side, dst: &Side, place: Place<'_>) -> Result<Checked> {
+fn rooted(shape: &Shape<'_>, src: &Side, dst: &Side, place: &Place<'_>, call: &mut RawCall<'_>) -> Result<usize> {
     root(shape, place)?;
     let (n, is_root) = (place.size, shape.root == place.position);
     let scatter = shape.kind == OpKind::Scatter;
-    present(src, dst, !scatter || is_root, scatter || is_root)?;
+    let (needs_src, needs_dst) = (!scatter || is_root, scatter || is_root);
+    present(src, dst, needs_src, needs_dst)?;
     // `small` is what every rank has, `big` what the root alone has.
     let (small, big, name) = if scatter { (dst, src, "source") } else { (src, dst, "destination") };
     let count = small.len;
@@ -172,12 +179,18 @@ fn rooted(shape: &Shape<'_>, src: &Side, dst: &Side, place: Place<'_>) -> Result
             _ => unequal(name, big.len, need, &format!("{n} members times {count} elements")),
         });
     }
-    let at_root = if is_root { all(big) } else { None };
-    let (src, dst) = if scatter { (at_root, all(small)) } else { (all(small), at_root) };
-    Ok(Checked { count, largest: need, src, dst })
+    call.count = count;
+    both(shape, needs_src.then_some(src), needs_dst.then_some(dst), call);
+    Ok(need)
 }
 
-fn point_to_point(shape: &Shape<'_>, src: &Side, dst: &Side, place: Place<'_>) -> Result<Checked> {
+fn point_to_point(
+    shape: &Shape<'_>,
+    src: &Side,
+    dst: &Side,
+    place: &Place<'_>,
+    call: &mut RawCall<'_>,
+) -> Result<usize> {
     let send = shape.kind == OpKind::Send;
     let name = if send { "destination" } else { "source" };
     position(shape.root, place, name)?;
@@ -188,13 +201,13 @@ fn point_to_point(shape: &Shape<'_>, src: &Side, dst: &Side, place: Place<'_>) -
         )));
     }
     present(src, dst, send, !send)?;
-    let side = if send { src } else { dst };
-    let (src, dst) = if send { (all(side), None) } else { (None, all(side)) };
-    Ok(Checked { count: side.len, largest: side.len, src, dst })
+    call.count = if send { src.len } else { dst.len };
+    both(shape, send.then_some(src), (!send).then_some(dst), call);
+    Ok(call.count)
 }
 
 /// The v-forms; the token forms are those with rows of `width`.
-fn uneven(shape: &Shape<'_>, src: &Side, dst: &Side, place: Place<'_>) -> Result<Checked> {
+fn uneven(shape: &Shape<'_>, src: &Side, dst: &Side, place: &Place<'_>, call: &mut RawCall<'_>) -> Result<usize> {
     use OpKind::*;
     let me = place.position;
     let is_root = shape.root == me;
@@ -235,16 +248,22 @@ fn uneven(shape: &Shape<'_>, src: &Side, dst: &Side, place: Place<'_>) -> Result
             shape.send[me], shape.recv[me]
         )));
     }
-    Ok(Checked {
-        count: 0,
-        largest: src_len.max(dst_len),
-        src: if needs_src { all(src) } else { None },
-        dst: if needs_dst { all(dst) } else { None },
-    })
+    both(shape, needs_src.then_some(src), needs_dst.then_some(dst), call);
+    Ok(src_len.max(dst_len))
+}
+
+/// The buffers that there are on this rank, whole.
+fn both(shape: &Shape<'_>, src: Option<&Side>, dst: Option<&Side>, call: &mut RawCall<'_>) {
+    if let Some(src) = src {
+        call.src = all(src, shape);
+    }
+    if let Some(dst) = dst {
+        call.dst = all(dst, shape);
+    }
 }
 
 /// Elements that all counts are together.
-fn sum(counts: &[usize], name: &str, shape: &Shape<'_>, place: Place<'_>) -> Result<usize> {
+fn sum(counts: &[usize], name: &str, shape: &Shape<'_>, place: &Place<'_>) -> Result<usize> {
     if counts.len() != place.size {
         return Err(Error::invalid(format!(
             "{} {name} counts for {} members; give one count for each member, in group order",
@@ -267,11 +286,11 @@ fn sum(counts: &[usize], name: &str, shape: &Shape<'_>, place: Place<'_>) -> Res
         })
 }
 
-fn root(shape: &Shape<'_>, place: Place<'_>) -> Result<()> {
+fn root(shape: &Shape<'_>, place: &Place<'_>) -> Result<()> {
     position(shape.root, place, "root")
 }
 
-fn position(position: usize, place: Place<'_>, name: &str) -> Result<()> {
+fn position(position: usize, place: &Place<'_>, name: &str) -> Result<()> {
     if position < place.size {
         return Ok(());
     }
@@ -281,16 +300,22 @@ fn position(position: usize, place: Place<'_>, name: &str) -> Result<()> {
     )))
 }
 
+#[inline]
 fn present(src: &Side, dst: &Side, needs_src: bool, needs_dst: bool) -> Result<()> {
     if src.present == needs_src && dst.present == needs_dst {
         return Ok(());
     }
-    let (name, needed) = if src.present != needs_src { ("source", needs_src) } else { ("destination", needs_dst) };
-    Err(Error::invalid(if needed {
+    Err(misplaced(src.present != needs_src, needs_src, needs_dst))
+}
+
+#[cold]
+fn misplaced(is_src: bool, needs_src: bool, needs_dst: bool) -> Error {
+    let (name, needed) = if is_src { ("source", needs_src) } else { ("destination", needs_dst) };
+    Error::invalid(if needed {
         format!("this rank needs a {name}, but none was given; pass Some here")
     } else {
         format!("this rank has no use for a {name}, but one was given; pass it at the root only, None here")
-    }))
+    })
 }
 
 fn divided(name: &str, len: usize, n: usize) -> Result<usize> {

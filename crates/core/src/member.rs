@@ -238,7 +238,7 @@ impl Member {
 
     /// Checks a request whose destination is only a length yet.
     pub(crate) fn check(&self, request: &Request<'_>) -> Result<()> {
-        check::check(request, self.place()).map(drop)
+        check::check(request, &self.place(), &mut check::blank(&request.shape))
     }
 
     #[inline]
@@ -247,11 +247,15 @@ impl Member {
         call.dst.segment = view.find(&self.segments, call.dst.ptr, call.dst.bytes);
     }
 
+    /// Checks, and fills a call that came from [`check::blank`].
     #[inline]
-    fn prepare<'a>(&self, request: &'a Request<'_>, scratch: &'a mut Scratch) -> Result<RawCall<'a>> {
-        let mut call = check::check(request, self.place())?;
-        self.locate(&mut call, &mut scratch.segments);
-        Ok(check::widen(call, &request.shape, &mut scratch.counts))
+    fn prepare<'a>(&self, request: &Request<'a>, call: &mut RawCall<'a>, scratch: &'a mut Scratch) -> Result<()> {
+        check::check(request, &self.place(), call)?;
+        self.locate(call, &mut scratch.segments);
+        if check::has_rows(&request.shape) {
+            call.counts = check::widen(&request.shape, &mut scratch.counts);
+        }
+        Ok(())
     }
 
     /// Runs one operation and returns when it is finished.
@@ -263,13 +267,13 @@ impl Member {
     pub(crate) unsafe fn run(&self, request: &Request<'_>, deadline: Duration, scratch: &mut Scratch) -> Result<()> {
         let kind = request.shape.kind;
         let entered = self.enter(kind)?;
-        let call = match self.prepare(request, scratch) {
-            Ok(call) => call,
-            Err(error) => return Err(self.refuse_request(&entered, &request.shape, error)),
-        };
+        let mut call = check::blank(&request.shape);
+        if let Err(error) = self.prepare(request, &mut call, scratch) {
+            return Err(self.refuse_request(&entered, &request.shape, error));
+        }
         match self.raw() {
-            // SAFETY: checked, and the caller's promise about the sides.
             Some(raw) => {
+                // SAFETY: checked, and the caller's promise about the sides.
                 unsafe { raw.run(std::slice::from_ref(&call), deadline) }.map_err(|error| self.blame(kind, error))
             }
             None => {
@@ -292,10 +296,10 @@ impl Member {
         let mut few: [Option<RawCall<'_>>; INLINE] = [None; INLINE];
         let mut many = Vec::new();
         for (i, part) in parts.iter().enumerate() {
-            let mut call = match check::check(&part.request, self.place()) {
-                Ok(call) => call,
-                Err(error) => return Err(self.refuse(&entered, kind, error, parts.len())),
-            };
+            let mut call = check::blank(&part.request.shape);
+            if let Err(error) = check::check(&part.request, &self.place(), &mut call) {
+                return Err(self.refuse(&entered, kind, error, parts.len()));
+            }
             self.locate(&mut call, &mut scratch.segments);
             match few.get_mut(i) {
                 Some(slot) if parts.len() <= INLINE => *slot = Some(call),
@@ -329,17 +333,17 @@ impl Member {
     ) -> Result<Option<Box<dyn RawWork>>> {
         let kind = request.shape.kind;
         let entered = self.enter(kind)?;
-        let checked = self.prepare(request, scratch).and_then(|call| match self.capabilities.nonblocking() {
-            true => Ok(call),
+        let mut call = check::blank(&request.shape);
+        let checked = self.prepare(request, &mut call, scratch).and_then(|()| match self.capabilities.nonblocking() {
+            true => Ok(()),
             false => Err(Error::new(
                 ErrorKind::UnsupportedMode,
                 "this backend can't start operations without waiting; use the blocking form",
             )),
         });
-        let call = match checked {
-            Ok(call) => call,
-            Err(error) => return Err(self.refuse_request(&entered, &request.shape, error)),
-        };
+        if let Err(error) = checked {
+            return Err(self.refuse_request(&entered, &request.shape, error));
+        }
         match self.raw() {
             // SAFETY: checked, and the caller's promise about the sides.
             Some(raw) => unsafe { raw.start(std::slice::from_ref(&call), Queue::Host, deadline) }
