@@ -52,7 +52,7 @@ mod sealed {
 /// # Safety
 ///
 /// Implemented in this crate only. A lent value keeps its memory allocated, in place and initialised, and makes no
-/// claim on it that access through [`Side`] would break, until it is given back or dropped; moving it does not move
+/// claim on it that access by address would break, until it is given back or dropped; moving it does not move
 /// the memory.
 pub unsafe trait Buffer: sealed::Sealed + Sized {
     /// What stays here while an engine uses the memory.
