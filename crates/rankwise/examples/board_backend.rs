@@ -355,14 +355,15 @@ unsafe impl RawCommunicator for BoardComm {
     }
 }
 
-/// Left fold in group order: the table promises `Determinism::Fixed`.
+/// Left fold in group order, and one NaN for all: the table promises `Determinism::Fixed`.
 fn sum(sources: &[Arc<[u8]>]) -> Vec<u8> {
     let value = |bytes: &[u8; 4]| f32::from_ne_bytes(*bytes);
     let mut sum: Vec<f32> = sources[0].as_chunks().0.iter().map(value).collect();
     for source in &sources[1..] {
         sum.iter_mut().zip(source.as_chunks().0).for_each(|(sum, bytes)| *sum += value(bytes));
     }
-    sum.into_iter().flat_map(f32::to_ne_bytes).collect()
+    let canonical = |sum: f32| if sum.is_nan() { f32::NAN } else { sum };
+    sum.into_iter().map(canonical).flat_map(f32::to_ne_bytes).collect()
 }
 
 // 5. It runs.
