@@ -234,9 +234,10 @@ mod tests {
     fn barriers_keep_ranks_together_and_failure_ends_them() {
         let fd = Page::create(3, 4).unwrap();
         let clock = Clock::calibrated();
+        let all_left = std::sync::Barrier::new(3);
         std::thread::scope(|scope| {
             for rank in 0..3 {
-                let (fd, clock) = (fd.as_fd(), clock.clone());
+                let (fd, clock, all_left) = (fd.as_fd(), clock.clone(), &all_left);
                 scope.spawn(move || {
                     let mut team = Team::new(Page::map(fd, 3, 4).unwrap(), clock, rank, true);
                     for round in 0..200 {
@@ -249,6 +250,8 @@ mod tests {
                     team.record(2, (rank as u64 + 1) * 1000);
                     team.barrier().unwrap();
                     assert!(team.slowest(3)[2] > 0.0);
+                    // Whoever has not left the barrier above would see the failure there.
+                    all_left.wait();
                     if rank == 1 {
                         team.fail();
                     } else {

@@ -29,7 +29,8 @@ impl Pattern {
             Some(ReduceOp::Sum | ReduceOp::PreMulSum(_)) => {
                 // The values of PreMulSum are doubled.
                 let limit = if matches!(op, Some(ReduceOp::Sum)) { T::LIMIT } else { T::LIMIT / 2 };
-                let stride = ranks.div_ceil(limit);
+                // Room for five values a rank, so that sums differ between positions.
+                let stride = ranks.div_ceil((limit / 4).max(1));
                 (prime(limit / ranks.div_ceil(stride)), stride)
             }
             Some(ReduceOp::Avg) => (prime(T::LIMIT - 2), 1),
