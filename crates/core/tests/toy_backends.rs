@@ -7,7 +7,7 @@ mod toys;
 macro_rules! checks {
     ($($toy:ident: $($layer:ident::$check:ident)*;)*) => {
         $(mod $toy {
-            use crate::toys::{$toy::world, spi, typed};
+            use crate::toys::{$toy::world, refusals, spi, typed};
             $(#[test]
             fn $check() {
                 $layer::$check(world);
@@ -23,9 +23,13 @@ checks! {
     spi::values
     spi::groups_of_calls
     spi::works_in_any_order
+    spi::whatever_blocks_progresses
     spi::work_dropped_unfinished
-    spi::rejection
-    spi::mismatch
+    refusals::rejection
+    refusals::rejection_of_several
+    refusals::rejection_of_pairs
+    refusals::mismatch
+    refusals::mismatch_of_launches
     spi::timeout
     spi::abort
     spi::cancel
@@ -33,6 +37,7 @@ checks! {
     spi::registration
     typed::typed_values
     typed::typed_refusals
+    typed::typed_refused_send
     typed::typed_works
     typed::typed_scope
     typed::typed_scope_panics
@@ -57,6 +62,16 @@ mod streams {
     #[test]
     fn a_queued_work_is_cancelled_before_its_turn() {
         streams::cancelled_before_its_turn();
+    }
+
+    #[test]
+    fn a_deadline_counts_from_the_start() {
+        streams::late_for_its_turn();
+    }
+
+    #[test]
+    fn finalize_waits_for_works_on_streams() {
+        streams::goodbye_after_streams();
     }
 
     #[test]

@@ -21,6 +21,10 @@ impl Device {
         streams.len() as u64 - 1
     }
 
+    pub(crate) fn has(&self, stream: u64) -> bool {
+        stream < lock(&self.0).len() as u64
+    }
+
     /// Puts a kernel of the user on a stream; false when there is no such stream.
     pub(crate) fn enqueue(&self, stream: u64, job: impl FnOnce() + Send + 'static) -> bool {
         lock(&self.0).get(stream as usize).is_some_and(|jobs| jobs.send(Box::new(job)).is_ok())

@@ -1,17 +1,15 @@
-//! A toy over direct memory: ranks publish what they bring in a table, and read each other there; they only pull.
+//! A toy over direct memory: ranks put copies of what they bring in a table, and take what is theirs from it; they only pull.
 //!
-//! A source is staged by a copy, so that a started call needs no progress by its owner. A blocking call whose source lies
-//! in a segment publishes the address instead, and writes its result and returns only when all have read.
+//! The copies are made when the call is issued, so that a started call needs no progress by its owner. Nobody reads
+//! another rank's buffers, not even those in a collective allocation: their owner may write them as soon as its call failed.
 
-use super::exchange::Exchange;
 use super::segment::Segment;
-use super::table::{Bytes, Table};
-use super::{Key, Meeting, Member, Toy, ends, host_only, offers};
-use rankwise_core::backend::{RawBackend, RawCall, RawCommunicator, RawSegment, RawWork};
+use super::table::Table;
+use super::{Meeting, Member, Parts, Toy, ends, host_only, lock, offers, refuse_all};
+use rankwise_core::backend::{RawBackend, RawBuf, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
 use rankwise_core::{Determinism, Error, OpKind, Queue, Result};
 use std::any::Any;
-use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// The backends of a world of `n` ranks.
@@ -23,7 +21,8 @@ pub(crate) fn world(n: usize) -> Vec<Arc<dyn RawBackend>> {
         size: n,
         capabilities: offers(Determinism::Fixed, true),
         meeting: Arc::clone(&meeting),
-        make: Box::new(|member, table| Arc::new(Direct { member: Arc::new(member), table })),
+        make: Box::new(|member, table| Arc::new(Direct { member: Arc::new(member), table, segments: Arc::default() })),
+        progress: Box::new(|| ()),
     };
     (0..n).map(|rank| Arc::new(backend(rank)) as Arc<dyn RawBackend>).collect()
 }
@@ -32,70 +31,71 @@ pub(crate) fn world(n: usize) -> Vec<Arc<dyn RawBackend>> {
 struct Direct {
     member: Arc<Member>,
     table: Arc<Table>,
+    segments: Arc<Mutex<Vec<Weak<Segment>>>>,
 }
 
 struct Work {
     direct: Direct,
-    parts: VecDeque<(Key, Exchange)>,
+    /// What has not been delivered; none after an error.
+    parts: Parts,
     until: Instant,
+    error: Option<Error>,
 }
 
 impl Direct {
-    fn post(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration, stage: bool) -> Result<Work> {
-        host_only(queue)?;
+    /// # Safety
+    ///
+    /// As for [`RawCommunicator::start`].
+    unsafe fn post(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<Work> {
         self.member.enter(&self.table.fate)?;
-        let mut parts = VecDeque::new();
-        for call in calls {
-            let x = Exchange::new(call, self.member.me, self.member.group.len());
-            let key = self.member.key(call.kind, call.root);
-            let bytes = match x.src.segment {
-                Some(_) if !stage => Bytes::Published(x.src.ptr),
-                // SAFETY: the caller lends the source until `run` or `start` returns at least.
-                _ => Bytes::Staged((0..x.out.len()).map(|to| unsafe { x.outgoing(to) }).collect()),
-            };
-            // SAFETY: what is published, `run` withdraws on an error and otherwise waits until all have left.
-            unsafe { self.table.post(&self.member, key, &x, bytes) };
-            parts.push_back((key, x));
-        }
-        Ok(Work { direct: self.clone(), parts, until: ends(deadline) })
+        calls.iter().for_each(|call| [call.src, call.dst].iter().for_each(|buf| self.check_segment(buf)));
+        let parts = self.member.parts(calls);
+        // SAFETY: the caller lends the sources until return at least.
+        unsafe { self.table.post(&self.member, &parts) };
+        Ok(Work { direct: self.clone(), parts, until: ends(deadline), error: None })
+    }
+
+    /// An engine would find the peers' mapping by this: it must name the segment that the buffer lies in, or none.
+    fn check_segment(&self, buf: &RawBuf) {
+        let mut segments = lock(&self.segments);
+        segments.retain(|segment| segment.strong_count() > 0);
+        let place = segments.iter().filter_map(Weak::upgrade).find_map(|segment| segment.place(buf));
+        assert_eq!(buf.segment, place, "the layer above names the wrong segment");
+    }
+
+    fn settle(&self, _: Instant) -> Result<()> {
+        // What this rank brings to calls in flight is in the table already; their results can be taken at any time.
+        Ok(())
     }
 }
 
-// SAFETY: sources are read in `post` or while published, destinations are written in `run`, `test` and `wait` only, all
-// by threads of this rank.
+// SAFETY: sources are read in `post` only, destinations are written in `run`, `test` and `wait` only, all by the threads
+// that call these; peers see copies.
 unsafe impl RawCommunicator for Direct {
     toy_members!();
 
-    unsafe fn run(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<()> {
-        let Work { parts, until, .. } = self.post(calls, queue, deadline, false)?;
-        let finish = |(key, x): &(Key, Exchange)| {
-            let pieces = self.table.wait(&self.member, *key, x, until)?;
-            if x.src.segment.is_some() {
-                self.table.all_left(&self.member, *key, x, until)?;
-            }
-            // SAFETY: the destination is lent until return, and nobody reads the source any more.
-            unsafe { x.deliver(&pieces) };
-            Ok(())
-        };
-        parts.iter().try_for_each(finish).inspect_err(|_| {
-            parts.iter().filter(|(_, x)| x.src.segment.is_some()).for_each(|(key, _)| {
-                self.table.withdraw(&self.member, *key);
-            });
-        })
+    unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
+        // SAFETY: the caller's promise; the work is over when `wait` returns, and its drop touches nothing.
+        unsafe { self.post(calls, deadline) }?.wait(deadline)
     }
 
     unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>> {
-        Ok(Box::new(self.post(calls, queue, deadline, true)?))
+        host_only(queue).map_err(|why| refuse_all(self, calls, why))?;
+        // SAFETY: the caller's promise.
+        unsafe { self.post(calls, deadline) }.map(|work| Box::new(work) as Box<dyn RawWork>)
     }
 
-    fn reject(&self, kind: OpKind, why: &Error, calls: usize) {
-        self.table.reject(&self.member, kind, why, calls);
+    fn reject(&self, refusal: &Refusal<'_>) {
+        self.table.reject(&self.member, refusal);
     }
 
     fn alloc(&self, bytes: usize, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
+        let refuse = |why: &Error| self.reject(&Refusal::new(OpKind::Alloc, why, 1));
+        let segment = Arc::new(Segment::new(bytes).inspect_err(refuse)?);
         // SAFETY: the call lends no memory.
-        unsafe { self.run(&[Member::agreement(OpKind::Alloc, bytes)], Queue::Host, deadline) }?;
-        Ok(Arc::new(Segment::new(bytes)?))
+        unsafe { self.run(&[Member::agreement(OpKind::Alloc, bytes)], deadline) }?;
+        lock(&self.segments).push(Arc::downgrade(&segment));
+        Ok(segment)
     }
 
     fn abort(&self) {
@@ -104,30 +104,26 @@ unsafe impl RawCommunicator for Direct {
 }
 
 impl Work {
-    fn finish(
-        &mut self,
-        mut next: impl FnMut(&Direct, Key, &Exchange) -> Result<Option<Vec<Vec<u8>>>>,
-    ) -> Result<bool> {
-        while let Some((key, x)) = self.parts.pop_front() {
-            let Some(pieces) = next(&self.direct, key, &x)? else {
-                self.parts.push_front((key, x));
-                return Ok(false);
-            };
-            // SAFETY: the work is not idle, so its destinations are lent.
-            unsafe { x.deliver(&pieces) };
+    fn finish(&mut self, until: Option<Instant>) -> Result<bool> {
+        if let Some(error) = &self.error {
+            return Err(error.clone());
         }
-        Ok(true)
+        // SAFETY: what is in `parts` is not delivered, so the work is not idle and its destinations are lent.
+        let finished = unsafe { self.direct.table.finish(&self.direct.member, &mut self.parts, until) };
+        finished.inspect_err(|error| self.error = Some(error.clone()))
     }
 }
 
-impl RawWork for Work {
+// SAFETY: memory is touched in `finish` only, for what is in `parts`; that is empty once `wait` returned `Ok`, and after
+// `cancel`.
+unsafe impl RawWork for Work {
     fn test(&mut self) -> Result<bool> {
-        self.finish(|direct, key, x| direct.table.poll(&direct.member, key, x))
+        let late = Instant::now() >= self.until;
+        self.finish(late.then_some(self.until))
     }
 
     fn wait(&mut self, deadline: Duration) -> Result<()> {
-        let until = ends(deadline).min(self.until);
-        self.finish(|direct, key, x| direct.table.wait(&direct.member, key, x, until).map(Some)).map(|_| ())
+        self.finish(Some(ends(deadline).min(self.until))).map(drop)
     }
 
     fn order(&mut self, queue: Queue) -> Result<()> {
@@ -135,12 +131,17 @@ impl RawWork for Work {
     }
 
     fn cancel(&mut self) -> bool {
-        self.parts.drain(..).for_each(|(key, x)| self.direct.table.skip(key, &x));
+        if !self.parts.is_empty() {
+            self.parts.clear();
+            self.direct.abort();
+            self.error = self.direct.member.interrupted(&self.direct.table.fate).err();
+        }
         true
     }
 
     fn detach(mut self: Box<Self>, owned: Box<dyn Any + Send>) {
-        self.cancel();
+        // The peers take what is in the table; the result here is wanted by nobody.
+        self.direct.table.skip(&mut self.parts);
         drop(owned);
     }
 }

@@ -3,6 +3,7 @@
 //! Every collective of the toys is one all-to-all of byte ranges, possibly empty, so that each member hears every
 //! other one: mismatch and rejection reach all. Sending and receiving are the same between two members.
 
+use super::is_pair;
 use rankwise_core::backend::{RawBuf, RawCall};
 use rankwise_core::{DType, Error, ErrorKind, OpKind, ReduceOp};
 use std::ops::Range;
@@ -19,6 +20,8 @@ pub(crate) struct Descriptor {
     counts: Vec<usize>,
     root: usize,
     tag: u32,
+    /// Which of how many collectives that were launched as one.
+    place: (usize, usize),
 }
 
 /// One call at one member, with the addresses it was lent.
@@ -29,9 +32,9 @@ pub(crate) struct Exchange {
     pub(crate) peers: Vec<usize>,
     /// How many members meet, this one included.
     pub(crate) participants: usize,
-    pub(crate) src: RawBuf,
+    src: RawBuf,
     /// Bytes of the source for each position.
-    pub(crate) out: Vec<Range<usize>>,
+    out: Vec<Range<usize>>,
     dst: RawBuf,
     into: Vec<Range<usize>>,
     fold: Option<DType>,
@@ -42,7 +45,8 @@ pub(crate) struct Exchange {
 unsafe impl Send for Exchange {}
 
 impl Exchange {
-    pub(crate) fn new(call: &RawCall<'_>, me: usize, n: usize) -> Exchange {
+    /// `place` says which of how many collectives of one launch it is; nothing for sends and receives.
+    pub(crate) fn new(call: &RawCall<'_>, me: usize, n: usize, place: (usize, usize)) -> Exchange {
         let block = call.count * call.elem_size;
         let part = |p: usize| p * block..(p + 1) * block;
         let uneven = |counts: &[usize], p: usize| {
@@ -64,7 +68,7 @@ impl Exchange {
             OpKind::Recv => (0..0, only(p == call.root)),
             _ => (0..0, 0..0),
         };
-        let pair = matches!(call.kind, OpKind::Send | OpKind::Recv);
+        let pair = is_pair(call.kind);
         let (out, into) = (0..n).map(ranges).unzip();
         let descriptor = Descriptor {
             kind: if pair { OpKind::Send } else { call.kind },
@@ -79,6 +83,7 @@ impl Exchange {
             },
             root: if pair { 0 } else { call.root },
             tag: call.tag,
+            place: if pair { (0, 0) } else { place },
         };
         Exchange {
             descriptor: Arc::new(descriptor),

@@ -1,7 +1,8 @@
 //! Three toy backends that prove the backend interface, and what they share: meeting, poison, sequence numbers.
 //!
-//! Ranks are threads. `direct` publishes memory in a [`table`], `transport` moves messages in
-//! [`steps`], `stream` enqueues calls on worker threads that meet in a [`table`]. [`exchange`] is rank arithmetic.
+//! Ranks are threads. `direct` copies into a [`table`], `transport` moves messages in [`steps`], `stream` enqueues calls on
+//! worker threads that meet in a [`table`]. [`exchange`] is rank arithmetic. Liveness is no toy: here nobody shrinks, and
+//! ranks that leave are missed at the deadline.
 
 /// The methods that are the same for every toy's communicator.
 macro_rules! toy_members {
@@ -19,16 +20,20 @@ macro_rules! toy_members {
         }
 
         fn finalize(&self, deadline: Duration) -> Result<()> {
-            let goodbye = super::Member::agreement(OpKind::Finalize, 0);
+            let until = ends(deadline);
+            self.settle(until)?;
+            let goodbye = super::Member::agreement(rankwise_core::OpKind::Finalize, 0);
             // SAFETY: the call lends no memory.
-            unsafe { self.run(&[goodbye], Queue::Host, deadline) }
+            unsafe { self.run(&[goodbye], until.saturating_duration_since(Instant::now())) }
         }
     };
 }
 
 pub(crate) mod device;
 pub(crate) mod direct;
+pub(crate) mod event;
 pub(crate) mod exchange;
+pub(crate) mod refusals;
 pub(crate) mod segment;
 pub(crate) mod spi;
 pub(crate) mod steps;
@@ -38,8 +43,10 @@ pub(crate) mod table;
 pub(crate) mod transport;
 pub(crate) mod typed;
 
-use rankwise_core::backend::{CommSpec, RawBackend, RawBuf, RawCall, RawCommunicator};
+use exchange::Exchange;
+use rankwise_core::backend::{CommSpec, RawBackend, RawCall, RawCommunicator, Refusal};
 use rankwise_core::{Capabilities, DType, DTypeSet, Determinism, Error, ErrorKind, Group, OpKind, ReduceOp, Result};
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -90,6 +97,14 @@ type Channel = Option<(usize, usize)>;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct Key(Channel, u64);
 
+/// The calls of one launch, each with where it meets its peers.
+pub(crate) type Parts = VecDeque<(Key, Exchange)>;
+
+/// Whether the call is between two members only.
+pub(crate) fn is_pair(kind: OpKind) -> bool {
+    matches!(kind, OpKind::Send | OpKind::Recv)
+}
+
 /// One member of a communicator: what every toy's communicator needs to know about itself.
 pub(crate) struct Member {
     pub(crate) group: Group,
@@ -125,10 +140,27 @@ impl Member {
         Key(channel, counters.iter().find(|(known, _)| *known == channel).map_or(1, |(_, next)| *next))
     }
 
-    /// The keys of a refused call. A refused send or receive can't be told to the peer: `reject` does not name it.
-    pub(crate) fn rejected_keys(&self, kind: OpKind, calls: usize) -> Vec<Key> {
-        let collective = !matches!(kind, OpKind::Send | OpKind::Recv);
-        (0..calls).filter(|_| collective).map(|_| self.key(kind, 0)).collect()
+    /// Takes the sequence numbers of calls that are launched as one.
+    pub(crate) fn parts(&self, calls: &[RawCall<'_>]) -> Parts {
+        let (mut place, total) = (0, calls.iter().filter(|call| !is_pair(call.kind)).count());
+        let part = |call: &RawCall<'_>| {
+            let x = Exchange::new(call, self.me, self.group.len(), (place, total));
+            place += usize::from(!is_pair(call.kind));
+            (self.key(call.kind, call.root), x)
+        };
+        calls.iter().map(part).collect()
+    }
+
+    /// Takes the sequence numbers of a refused call; with the positions that meet there, this member's included.
+    pub(crate) fn refused(&self, refusal: &Refusal<'_>) -> (Vec<Key>, Vec<usize>) {
+        let meet = match (is_pair(refusal.kind), refusal.peer) {
+            (true, Some(peer)) => vec![self.me, peer],
+            // There is no such peer, so nobody waits for it.
+            (true, None) => return (Vec::new(), Vec::new()),
+            _ => (0..self.group.len()).collect(),
+        };
+        let keys = (0..refusal.calls).map(|_| self.key(refusal.kind, refusal.peer.unwrap_or(0))).collect();
+        (keys, meet)
     }
 
     /// What a peer learns from a rejection by the member at `by`.
@@ -147,7 +179,8 @@ impl Member {
 
     pub(crate) fn aborted(&self) -> Error {
         let rank = self.group.global(self.me).unwrap_or(self.me);
-        Error::new(ErrorKind::Aborted, format!("rank {rank} called abort; make a new communicator")).with_peers([rank])
+        let text = format!("rank {rank} aborted, or cancelled a call in flight; make a new communicator");
+        Error::new(ErrorKind::Aborted, text).with_peers([rank])
     }
 
     /// Refuses a call on a broken communicator: the first call after an abort learns `Aborted`, later ones `Poisoned`.
@@ -169,9 +202,7 @@ impl Member {
 
     /// The arguments of a collective that moves nothing but must be met by all with the same numbers.
     pub(crate) fn agreement(kind: OpKind, count: usize) -> RawCall<'static> {
-        let (src, dst) = (RawBuf::NONE, RawBuf::NONE);
-        let (dtype, elem_size, op, counts, root, tag) = (DType::U8, 1, None, Default::default(), 0, 0);
-        RawCall { kind, dtype, elem_size, op, count, counts, root, src, dst, tag }
+        RawCall::new(kind, DType::U8, count)
     }
 }
 
@@ -181,6 +212,16 @@ pub(crate) fn host_only(queue: rankwise_core::Queue) -> Result<()> {
         rankwise_core::Queue::Host => Ok(()),
         _ => Err(Error::new(ErrorKind::UnsupportedMode, "this backend has no streams; use the host queue")),
     }
+}
+
+/// Tells the peers of calls that the backend itself refuses; returns why.
+pub(crate) fn refuse_all(comm: &dyn RawCommunicator, calls: &[RawCall<'_>], why: Error) -> Error {
+    for call in calls {
+        let mut refusal = Refusal::new(call.kind, &why, 1);
+        refusal.peer = is_pair(call.kind).then_some(call.root);
+        comm.reject(&refusal);
+    }
+    why
 }
 
 pub(crate) fn no_shrink() -> Error {
@@ -213,6 +254,8 @@ pub(crate) struct Toy<S> {
     pub(crate) capabilities: Capabilities,
     pub(crate) meeting: Arc<Meeting<S>>,
     pub(crate) make: Make<S>,
+    /// Advances what is in flight on this rank.
+    pub(crate) progress: Box<dyn Fn() + Send + Sync>,
 }
 
 // SAFETY: each `make` returns a communicator that keeps the promises of `RawCommunicator`.
@@ -231,7 +274,7 @@ unsafe impl<S: Default + Send + Sync + 'static> RawBackend for Toy<S> {
     }
     fn communicator(&self, spec: &CommSpec, deadline: Duration) -> Result<Arc<dyn RawCommunicator>> {
         let member = Member::new(spec, self.rank, self.capabilities())?;
-        Ok((self.make)(member, self.meeting.join(self.rank, spec, deadline)?))
+        Ok((self.make)(member, self.meeting.join(self.rank, spec, deadline, &self.progress)?))
     }
 }
 
@@ -254,8 +297,8 @@ impl<S: Default> Meeting<S> {
         Arc::new(Meeting { waiting: Mutex::default(), changed: Condvar::new() })
     }
 
-    /// Returns when every member has come with the same tuple and tag.
-    pub(crate) fn join(&self, rank: usize, spec: &CommSpec, deadline: Duration) -> Result<Arc<S>> {
+    /// Returns when every member has come with the same tuple and tag; makes progress meanwhile.
+    pub(crate) fn join(&self, rank: usize, spec: &CommSpec, deadline: Duration, progress: &dyn Fn()) -> Result<Arc<S>> {
         let until = ends(deadline);
         let mut waiting = lock(&self.waiting);
         let found = waiting.iter().position(|entry| entry.group == spec.group && entry.tag == spec.tag);
@@ -284,7 +327,9 @@ impl<S: Default> Meeting<S> {
                 let text = format!("ranks {missing:?} did not register {}, they registered {others:?}", spec.group);
                 return Err(Error::new(ErrorKind::Timeout, text).with_peers(missing));
             }
-            waiting = self.changed.wait_timeout(waiting, left).unwrap_or_else(|e| e.into_inner()).0;
+            progress();
+            let slice = left.min(Duration::from_micros(200));
+            waiting = self.changed.wait_timeout(waiting, slice).unwrap_or_else(|e| e.into_inner()).0;
         }
     }
 }

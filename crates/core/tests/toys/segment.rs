@@ -1,6 +1,6 @@
 //! Memory of a collective allocation: for threads, memory of this process.
 
-use rankwise_core::backend::RawSegment;
+use rankwise_core::backend::{RawBuf, RawSegment};
 use rankwise_core::{Error, ErrorKind, MemorySpace, Result};
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,14 @@ impl Segment {
         if ptr.is_null() {
             return Err(none());
         }
+        // Relaxed: only uniqueness matters.
         Ok(Segment { ptr, layout, id: NEXT.fetch_add(1, Ordering::Relaxed) })
+    }
+
+    /// How a buffer in this segment is named; `None` for one that is not in it.
+    pub(crate) fn place(&self, buf: &RawBuf) -> Option<(u64, usize)> {
+        let offset = (buf.ptr as usize).checked_sub(self.ptr as usize)?;
+        (buf.bytes > 0 && offset + buf.bytes <= self.layout.size()).then_some((self.id, offset))
     }
 }
 
@@ -37,7 +44,8 @@ impl Drop for Segment {
     }
 }
 
-impl RawSegment for Segment {
+// SAFETY: the memory is this value's own and lives as long; the number comes from a counter.
+unsafe impl RawSegment for Segment {
     fn ptr(&self) -> *mut u8 {
         self.ptr
     }

@@ -1,17 +1,17 @@
 //! A toy that is stream-ordered: each rank has streams, a worker thread each; calls enqueue, results appear later.
 //!
 //! A call reads its source and meets its peers when its turn on the stream comes, not when it is issued; sequence numbers
-//! are taken when it is issued. Each communicator has a stream of its own for calls on the host queue: on one stream for all, ranks
+//! are taken, and deadlines begin, when it is issued. Each communicator has a stream of its own for calls on the host queue: on one stream for all, ranks
 //! that use two communicators in different orders would hang.
 
 pub(crate) use super::device::Device;
-use super::exchange::Exchange;
-use super::table::{Bytes, Table};
-use super::{Key, Meeting, Member, Toy, ends, lock, offers};
-use rankwise_core::backend::{RawBackend, RawCall, RawCommunicator, RawSegment, RawWork};
-use rankwise_core::{Determinism, Error, ErrorKind, OpKind, Queue, Result};
+use super::event::Event;
+use super::table::Table;
+use super::{Meeting, Member, Toy, ends, lock, offers, refuse_all};
+use rankwise_core::backend::{RawBackend, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
+use rankwise_core::{Determinism, Error, ErrorKind, Queue, Result};
 use std::any::Any;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The backends of a world of `n` ranks, and their devices.
@@ -19,13 +19,14 @@ pub(crate) fn world_with_devices(n: usize) -> Vec<(Arc<dyn RawBackend>, Arc<Devi
     let meeting = Meeting::<Table>::new();
     let backend = |rank| {
         let device = Arc::new(Device::default());
-        let (meeting, capabilities, mine) =
-            (Arc::clone(&meeting), offers(Determinism::SameTopology, false), Arc::clone(&device));
+        let (meeting, mine) = (Arc::clone(&meeting), Arc::clone(&device));
+        let capabilities = offers(Determinism::SameTopology, false);
         let make = move |member, table| {
-            Arc::new(Stream { member: Arc::new(member), table, device: Arc::clone(&mine), home: mine.stream() })
-                as Arc<dyn RawCommunicator>
+            let (member, device, home) = (Arc::new(member), Arc::clone(&mine), mine.stream());
+            Arc::new(Stream { member, table, device, home, events: Arc::default() }) as Arc<dyn RawCommunicator>
         };
-        let toy = Toy { name: "toy-stream", rank, size: n, capabilities, meeting, make: Box::new(make) };
+        let (make, progress) = (Box::new(make), Box::new(|| ()));
+        let toy = Toy { name: "toy-stream", rank, size: n, capabilities, meeting, make, progress };
         (Arc::new(toy) as Arc<dyn RawBackend>, device)
     };
     (0..n).map(backend).collect()
@@ -42,103 +43,71 @@ struct Stream {
     table: Arc<Table>,
     device: Arc<Device>,
     home: u64,
+    /// Of the jobs that may not be over.
+    events: Arc<Mutex<Vec<Arc<Event>>>>,
 }
 
-/// What a work and its job share.
-#[derive(Default)]
-struct Event {
-    state: Mutex<State>,
-    changed: Condvar,
+struct Work {
+    comm: Stream,
+    event: Arc<Event>,
+    until: Instant,
 }
-
-#[derive(Default)]
-struct State {
-    running: bool,
-    result: Option<Result<()>>,
-    owned: Option<Box<dyn Any + Send>>,
-}
-
-impl Event {
-    /// Waits until the job is over, or the moment has come.
-    fn wait(&self, until: Instant) -> Option<Result<()>> {
-        let left = until.saturating_duration_since(Instant::now());
-        let state = self.changed.wait_timeout_while(lock(&self.state), left, |state| state.result.is_none());
-        state.unwrap_or_else(|e| e.into_inner()).0.result.clone()
-    }
-
-    fn finish(&self, result: Result<()>) {
-        let mut state = lock(&self.state);
-        state.result.get_or_insert(result);
-        let owned = state.owned.take();
-        self.changed.notify_all();
-        drop(state);
-        drop(owned);
-    }
-}
-
-struct Work(Stream, Arc<Event>, Instant);
 
 impl Stream {
-    fn enqueue(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Work> {
-        self.member.enter(&self.table.fate)?;
-        let parts: Vec<(Key, Exchange)> = calls
-            .iter()
-            .map(|call| {
-                let x = Exchange::new(call, self.member.me, self.member.group.len());
-                (self.member.key(call.kind, call.root), x)
-            })
-            .collect();
-        let (event, comm) = (Arc::new(Event::default()), self.clone());
-        let theirs = Arc::clone(&event);
-        let job = move || {
-            let cancelled = std::mem::replace(&mut lock(&theirs.state).running, true);
-            if !cancelled {
-                theirs.finish(comm.perform(&parts, ends(deadline)));
-            }
-        };
-        let stream = if let Queue::Stream(stream) = queue { stream } else { self.home };
-        match self.device.enqueue(stream, job) {
-            true => Ok(Work(self.clone(), event, ends(deadline))),
-            false => Err(Error::invalid(format!("there is no stream {stream}; make one on the device first"))),
-        }
+    fn known(&self, queue: Queue) -> Result<u64> {
+        let Queue::Stream(stream) = queue else { return Ok(self.home) };
+        let unknown = || Error::invalid(format!("there is no stream {stream}; make one on the device first"));
+        self.device.has(stream).then_some(stream).ok_or_else(unknown)
     }
 
-    fn perform(&self, parts: &[(Key, Exchange)], until: Instant) -> Result<()> {
-        for (key, x) in parts {
-            // SAFETY: the job has not finished, so the memory is lent; staged bytes are our own.
-            unsafe {
-                self.table.post(
-                    &self.member,
-                    *key,
-                    x,
-                    Bytes::Staged((0..x.out.len()).map(|to| x.outgoing(to)).collect()),
-                )
-            };
+    fn enqueue(&self, calls: &[RawCall<'_>], stream: u64, deadline: Duration) -> Result<Work> {
+        self.member.enter(&self.table.fate)?;
+        let (mut parts, until, event) = (self.member.parts(calls), ends(deadline), Arc::new(Event::default()));
+        let (comm, theirs) = (self.clone(), Arc::clone(&event));
+        let job = move || {
+            let is_cancelled = std::mem::replace(&mut lock(&theirs.state).running, true);
+            if !is_cancelled {
+                // SAFETY: the job has not finished, so the memory is lent.
+                unsafe { comm.table.post(&comm.member, &parts) };
+                // SAFETY: as above.
+                theirs.finish(unsafe { comm.table.finish(&comm.member, &mut parts, Some(until)) }.map(drop));
+            }
+        };
+        if !self.device.enqueue(stream, job) {
+            event.finish(Err(Error::new(ErrorKind::Closed, "the stream's thread is gone; make a new stream")));
         }
-        parts.iter().try_for_each(|(key, x)| {
-            let pieces = self.table.wait(&self.member, *key, x, until)?;
-            // SAFETY: as above.
-            unsafe { x.deliver(&pieces) };
-            Ok(())
-        })
+        let mut events = lock(&self.events);
+        events.retain(|event| lock(&event.state).result.is_none());
+        events.push(Arc::clone(&event));
+        Ok(Work { comm: self.clone(), event, until })
+    }
+
+    /// Waits for what is in flight on this communicator, on all streams.
+    fn settle(&self, until: Instant) -> Result<()> {
+        let events = std::mem::take(&mut *lock(&self.events));
+        if !events.iter().all(|event| event.wait(until).is_some()) {
+            self.table.break_with(self.member.timeout([]));
+            return self.member.interrupted(&self.table.fate);
+        }
+        Ok(())
     }
 }
 
-// SAFETY: memory is touched by the job only; `run` on the host queue waits for its end.
+// SAFETY: memory is touched by jobs only; `run` waits for the end of its own.
 unsafe impl RawCommunicator for Stream {
     toy_members!();
 
-    unsafe fn run(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<()> {
-        let mut work = self.enqueue(calls, queue, deadline)?;
-        if queue == Queue::Host { work.wait(Duration::MAX) } else { Ok(()) }
+    unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
+        self.enqueue(calls, self.home, deadline)?.wait(deadline)
     }
 
     unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>> {
-        Ok(Box::new(self.enqueue(calls, queue, deadline)?))
+        let stream = self.known(queue).map_err(|why| refuse_all(self, calls, why))?;
+        Ok(Box::new(self.enqueue(calls, stream, deadline)?))
     }
 
-    fn reject(&self, kind: OpKind, why: &Error, calls: usize) {
-        self.table.reject(&self.member, kind, why, calls);
+    fn reject(&self, refusal: &Refusal<'_>) {
+        self.table.reject(&self.member, refusal);
     }
 
     fn alloc(&self, _: usize, _: Duration) -> Result<Arc<dyn RawSegment>> {
@@ -150,44 +119,55 @@ unsafe impl RawCommunicator for Stream {
     }
 }
 
-impl RawWork for Work {
+// SAFETY: memory is touched by the job before it sets a result, which `wait` and `cancel` wait for; a job whose turn has not
+// come finds that it was cancelled and touches nothing.
+unsafe impl RawWork for Work {
     fn test(&mut self) -> Result<bool> {
-        lock(&self.1.state).result.clone().map_or(Ok(false), |result| result.map(|()| true))
+        let result = lock(&self.event.state).result.clone();
+        match result {
+            Some(result) => result.map(|()| true),
+            None if Instant::now() >= self.until => self.wait(Duration::ZERO).map(|()| true),
+            None => Ok(false),
+        }
     }
 
     fn wait(&mut self, deadline: Duration) -> Result<()> {
-        if let Some(result) = self.1.wait(ends(deadline)) {
+        let until = ends(deadline).min(self.until);
+        if let Some(result) = self.event.wait(until) {
             return result;
         }
-        self.0.table.break_with(self.0.member.timeout([]));
-        self.cancel();
-        self.1.wait(ends(Duration::MAX)).unwrap_or(Ok(()))
+        // At the work's own deadline a running job ends itself, and can tell whom it missed.
+        if until < self.until || !lock(&self.event.state).running {
+            self.comm.table.break_with(self.comm.member.timeout([]));
+            self.cancel();
+        }
+        self.event.wait(ends(Duration::MAX)).unwrap_or(Ok(()))
     }
 
     fn order(&mut self, queue: Queue) -> Result<()> {
-        let Queue::Stream(stream) = queue else { return self.wait(Duration::MAX) };
-        let (event, until) = (Arc::clone(&self.1), self.2);
-        match self.0.device.enqueue(stream, move || drop(event.wait(until))) {
-            true => Ok(()),
-            false => Err(Error::invalid(format!("there is no stream {stream}; make one on the device first"))),
+        if queue == Queue::Host {
+            return self.wait(Duration::MAX);
         }
+        let (event, until) = (Arc::clone(&self.event), self.until);
+        self.comm.device.enqueue(self.comm.known(queue)?, move || drop(event.wait(until)));
+        Ok(())
     }
 
     fn cancel(&mut self) -> bool {
-        if lock(&self.1.state).result.is_none() {
-            self.0.abort();
+        if lock(&self.event.state).result.is_none() {
+            self.comm.abort();
             // A job whose turn has not come finds this and leaves the memory alone; one that runs is woken by the abort.
-            let waits = !std::mem::replace(&mut lock(&self.1.state).running, true);
-            match self.0.member.interrupted(&self.0.table.fate) {
-                Err(cause) if waits => self.1.finish(Err(cause)),
-                _ => drop(self.1.wait(ends(Duration::MAX))),
+            let waits = !std::mem::replace(&mut lock(&self.event.state).running, true);
+            match self.comm.member.interrupted(&self.comm.table.fate) {
+                Err(cause) if waits => self.event.finish(Err(cause)),
+                _ => drop(self.event.wait(ends(Duration::MAX))),
             }
         }
         true
     }
 
     fn detach(self: Box<Self>, owned: Box<dyn Any + Send>) {
-        let mut state = lock(&self.1.state);
+        let mut state = lock(&self.event.state);
         if state.result.is_none() {
             state.owned = Some(owned);
         }

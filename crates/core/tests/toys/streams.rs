@@ -6,6 +6,7 @@ use rankwise_core::backend::{RawBuf, RawCall, RawCommunicator};
 use rankwise_core::{ErrorKind, OpKind, Queue};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// One number on the heap that streams and host look at in turn.
 type Cell = Arc<Mutex<[i32; 1]>>;
@@ -40,14 +41,16 @@ pub(crate) fn enqueued_is_not_finished() {
             *lock(&input) = [me as i32 + 1];
         });
         // SAFETY: the cell outlives the stream's work: `synchronize` below waits for it.
-        unsafe { comm.run(&[sum_in_place(&value)], Queue::Stream(s), LONG) }.unwrap();
+        let mut work = unsafe { comm.start(&[sum_in_place(&value)], Queue::Stream(s), LONG) }.unwrap();
         assert_eq!(*lock(&value), [0], "returned is not finished");
+        assert!(!work.test().unwrap(), "nor is it waited for");
         let (seen, consumer) = (cell(0), Arc::clone(&value));
         let sees = Arc::clone(&seen);
         device.enqueue(s, move || *lock(&sees) = *lock(&consumer));
         open.send(()).unwrap();
         device.synchronize(s);
         assert_eq!((*lock(&value), *lock(&seen)), ([6], [6]), "stream order carries input, sum and output");
+        assert!(work.test().unwrap(), "the host can learn it without a wait");
     });
 }
 
@@ -65,8 +68,8 @@ pub(crate) fn order_between_streams() {
         assert_eq!(*lock(&seen), [-1], "the other stream waits");
         // A host call overtakes the stream's: it is later in number, so this needs a stream of its own.
         let other = cell(10);
-        // SAFETY: on the host queue the call is finished on return.
-        unsafe { comm.run(&[sum_in_place(&other)], Queue::Host, LONG) }.unwrap();
+        // SAFETY: the cell outlives the call, which is finished on return.
+        unsafe { comm.run(&[sum_in_place(&other)], LONG) }.unwrap();
         assert_eq!(*lock(&other), [20]);
         open.send(()).unwrap();
         work.order(Queue::Host).unwrap();
@@ -94,6 +97,42 @@ pub(crate) fn cancelled_before_its_turn() {
     });
 }
 
+/// The deadline counts from the start, not from the turn on the stream.
+pub(crate) fn late_for_its_turn() {
+    on_devices(2, |_, comm, device| {
+        let (s, value, (open, gate)) = (device.stream(), cell(5), channel::<()>());
+        device.enqueue(s, move || gate.recv_timeout(LONG).expect("the host opens the gate"));
+        let deadline = Duration::from_millis(50);
+        // SAFETY: the cell outlives the work, which has failed and is cancelled below.
+        let mut work = unsafe { comm.start(&[sum_in_place(&value)], Queue::Stream(s), deadline) }.unwrap();
+        assert_eq!(work.wait(Duration::MAX).unwrap_err().kind(), &ErrorKind::Timeout);
+        assert!(work.cancel());
+        open.send(()).unwrap();
+        device.synchronize(s);
+        assert_eq!(*lock(&value), [5]);
+    });
+}
+
+/// The goodbye waits for works on every stream.
+pub(crate) fn goodbye_after_streams() {
+    on_devices(2, |me, comm, device| {
+        let (s, value, (open, gate)) = (device.stream(), cell(me as i32 + 1), channel::<()>());
+        device.enqueue(s, move || gate.recv_timeout(LONG).expect("somebody opens the gate"));
+        // SAFETY: the cell outlives the work, which the goodbye waits for.
+        let mut work = unsafe { comm.start(&[sum_in_place(&value)], Queue::Stream(s), LONG) }.unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                open.send(()).expect("the gate is still there");
+            });
+            comm.finalize(LONG).unwrap();
+        });
+        assert!(work.test().unwrap());
+        assert_eq!(*lock(&value), [3]);
+    });
+}
+
+/// Each rank's wrong stream is its own mistake: peers learn of it, and the communicator goes on.
 pub(crate) fn refused() {
     for (make, expected) in [
         (direct::world as super::spi::MakeWorld, ErrorKind::UnsupportedMode),
@@ -103,11 +142,17 @@ pub(crate) fn refused() {
         super::spi::on_ranks(make, 2, |backend| {
             let comm = backend.communicator(&spec(2), LONG).unwrap();
             let value = cell(1);
-            // SAFETY: refused, so the memory is not touched.
-            let refused = unsafe { comm.run(&[sum_in_place(&value)], Queue::Stream(99), LONG) };
-            assert_eq!(refused.unwrap_err().kind(), &expected);
-            // SAFETY: on the host queue the call is finished on return.
-            unsafe { comm.run(&[sum_in_place(&value)], Queue::Host, LONG) }.unwrap();
+            if backend.rank() == 0 {
+                // SAFETY: refused, so the memory is not touched.
+                let refused = unsafe { comm.start(&[sum_in_place(&value)], Queue::Stream(99), LONG) };
+                assert_eq!(refused.err().expect("there is no such stream").kind(), &expected);
+            } else {
+                // SAFETY: the cell outlives the call, which is over on return.
+                let error = unsafe { comm.run(&[sum_in_place(&value)], LONG) }.unwrap_err();
+                assert_eq!((error.kind(), error.peers()), (&ErrorKind::PeerRejected, &[0][..]));
+            }
+            // SAFETY: as above.
+            unsafe { comm.run(&[sum_in_place(&value)], LONG) }.unwrap();
             assert_eq!(*lock(&value), [2]);
         });
     }

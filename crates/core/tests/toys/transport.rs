@@ -3,11 +3,10 @@
 //! Messages leave only when their sender makes progress ([`super::steps`]). So whoever waits for anything must advance every
 //! call of its rank, on all communicators, or ranks that wait in different orders hang.
 
-use super::exchange::Exchange;
 use super::steps::{Steps, Wires, departure};
-use super::{Meeting, Member, Toy, ends, host_only, lock, offers};
-use rankwise_core::backend::{RawBackend, RawCall, RawCommunicator, RawSegment, RawWork};
-use rankwise_core::{Determinism, Error, ErrorKind, OpKind, Queue, Result};
+use super::{Meeting, Member, Toy, ends, host_only, lock, offers, refuse_all};
+use rankwise_core::backend::{RawBackend, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
+use rankwise_core::{Determinism, Error, ErrorKind, Queue, Result};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -41,12 +40,14 @@ pub(crate) fn world(n: usize) -> Vec<Arc<dyn RawBackend>> {
     let meeting = Meeting::<Wires>::new();
     let backend = |rank| {
         let engine = Arc::new(Engine::default());
+        let outstanding = Arc::clone(&engine);
         let make = move |member, wires| {
             Arc::new(Transport { member: Arc::new(member), wires, engine: Arc::clone(&engine) })
                 as Arc<dyn RawCommunicator>
         };
         let (meeting, capabilities) = (Arc::clone(&meeting), offers(Determinism::Fixed, false));
-        Toy { name: "toy-transport", rank, size: n, capabilities, meeting, make: Box::new(make) }
+        let progress = Box::new(move || outstanding.progress());
+        Toy { name: "toy-transport", rank, size: n, capabilities, meeting, make: Box::new(make), progress }
     };
     (0..n).map(|rank| Arc::new(backend(rank)) as Arc<dyn RawBackend>).collect()
 }
@@ -75,14 +76,13 @@ impl Flight {
 }
 
 impl Engine {
-    /// Advances everything in flight on this rank; the result of `id` when it is finished.
-    fn progress(&self, id: u64) -> Option<Result<()>> {
+    /// Advances everything in flight on this rank.
+    fn progress(&self) {
         let mut flights = lock(&self.flights);
         for flight in flights.values_mut().filter(|flight| flight.result.is_none()) {
             flight.result = flight.advance();
         }
         flights.retain(|_, flight| flight.result.is_none() || flight.owned.is_none());
-        flights.get(&id)?.result.clone()
     }
 }
 
@@ -93,19 +93,30 @@ struct Work {
 }
 
 impl Transport {
-    fn begin(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Work> {
-        host_only(queue)?;
+    fn begin(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<Work> {
         self.member.enter(&self.wires.fate)?;
-        let steps = |call: &RawCall<'_>| {
-            let key = self.member.key(call.kind, call.root);
-            let x = Exchange::new(call, self.member.me, self.member.group.len());
-            Steps { key, x, sends_at: departure(self.member.me, 0), heard: Vec::new() }
-        };
-        let (steps, until) = (calls.iter().map(steps).collect(), ends(deadline));
+        let steps = |(key, x)| Steps { key, x, sends_at: departure(self.member.me, 0), heard: Vec::new() };
+        let (steps, until) = (self.member.parts(calls).into_iter().map(steps).collect(), ends(deadline));
+        // Relaxed: only uniqueness matters.
         let id = self.engine.started.fetch_add(1, Ordering::Relaxed);
         let flight = Flight { comm: self.clone(), steps, until, result: None, owned: None };
         lock(&self.engine.flights).insert(id, flight);
         Ok(Work { comm: self.clone(), id, done: None })
+    }
+
+    /// Waits for what is in flight on this communicator: the peers' calls need its messages.
+    fn settle(&self, until: Instant) -> Result<()> {
+        let is_busy = |flight: &Flight| Arc::ptr_eq(&flight.comm.member, &self.member) && flight.result.is_none();
+        loop {
+            self.engine.progress();
+            if !lock(&self.engine.flights).values().any(is_busy) {
+                return Ok(());
+            }
+            if Instant::now() >= until {
+                self.wires.fate.set(self.member.timeout([]));
+            }
+            std::thread::sleep(Duration::from_micros(20));
+        }
     }
 }
 
@@ -113,18 +124,20 @@ impl Transport {
 unsafe impl RawCommunicator for Transport {
     toy_members!();
 
-    unsafe fn run(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<()> {
-        self.begin(calls, queue, deadline)?.wait(Duration::MAX)
+    unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
+        self.begin(calls, deadline)?.wait(deadline)
     }
 
     unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>> {
-        Ok(Box::new(self.begin(calls, queue, deadline)?))
+        host_only(queue).map_err(|why| refuse_all(self, calls, why))?;
+        Ok(Box::new(self.begin(calls, deadline)?))
     }
 
-    fn reject(&self, kind: OpKind, why: &Error, calls: usize) {
-        for key in self.member.rejected_keys(kind, calls) {
-            let refused = |to| ((key, self.member.me, to), Err(why.clone()));
-            lock(&self.wires.arrived).extend((0..self.member.group.len()).map(refused));
+    fn reject(&self, refusal: &Refusal<'_>) {
+        let (me, (keys, meet)) = (self.member.me, self.member.refused(refusal));
+        for key in keys {
+            let refused = |to: &usize| ((key, me, *to), Err(refusal.why.clone()));
+            lock(&self.wires.arrived).extend(meet.iter().filter(|to| **to != me).map(refused));
         }
     }
 
@@ -137,21 +150,24 @@ unsafe impl RawCommunicator for Transport {
     }
 }
 
-impl RawWork for Work {
+// SAFETY: memory is touched by a flight in the engine's list without a result; `wait` returns with a result, and `cancel`
+// takes the flight out under the list's lock.
+unsafe impl RawWork for Work {
     fn test(&mut self) -> Result<bool> {
         if self.done.is_none() {
-            self.done = self.comm.engine.progress(self.id);
-            self.done.as_ref().and_then(|_| lock(&self.comm.engine.flights).remove(&self.id));
+            self.comm.engine.progress();
+            let mut flights = lock(&self.comm.engine.flights);
+            self.done = flights.get(&self.id).and_then(|flight| flight.result.clone());
+            self.done.as_ref().and_then(|_| flights.remove(&self.id));
         }
         self.done.clone().map_or(Ok(false), |result| result.map(|()| true))
     }
 
     fn wait(&mut self, deadline: Duration) -> Result<()> {
-        let until = ends(deadline);
+        if let Some(flight) = lock(&self.comm.engine.flights).get_mut(&self.id) {
+            flight.until = flight.until.min(ends(deadline));
+        }
         while !self.test()? {
-            if Instant::now() >= until {
-                self.comm.wires.fate.set(self.comm.member.timeout([]));
-            }
             std::thread::sleep(Duration::from_micros(20));
         }
         Ok(())
@@ -162,9 +178,15 @@ impl RawWork for Work {
     }
 
     fn cancel(&mut self) -> bool {
-        if lock(&self.comm.engine.flights).remove(&self.id).is_some() {
-            // The peers may wait for messages that will not leave now.
-            self.comm.abort();
+        let flight = lock(&self.comm.engine.flights).remove(&self.id);
+        match flight.map(|flight| flight.result) {
+            Some(None) => {
+                // The peers may wait for messages that will not leave now.
+                self.comm.abort();
+                self.done = Some(self.comm.member.interrupted(&self.comm.wires.fate));
+            }
+            Some(finished) => self.done = finished,
+            None => (),
         }
         true
     }

@@ -108,6 +108,30 @@ pub(crate) fn typed_refusals(make: MakeWorld) {
     });
 }
 
+/// A send that is refused is told to the one that receives; the pair goes on.
+pub(crate) fn typed_refused_send(make: MakeWorld) {
+    on_members(make, 3, |_, mut comm| {
+        let mut got = [0u8; 1];
+        match comm.rank() {
+            0 => {
+                // Never touched, so that it costs address space only.
+                let too_long = vec![0u8; (1 << 30) + 1];
+                assert_eq!(comm.send(&too_long, 2).unwrap_err().kind(), &ErrorKind::CountTooLarge);
+                comm.send(&[9u8], 2).unwrap();
+            }
+            2 => {
+                let error = comm.recv(&mut got, 0).unwrap_err();
+                assert_eq!((error.kind(), error.peers()), (&ErrorKind::PeerRejected, &[0][..]));
+                assert_eq!((error.operation(), got), (Some(OpKind::Recv), [0]));
+                comm.recv(&mut got, 0).unwrap();
+                assert_eq!(got, [9]);
+            }
+            _ => {}
+        }
+        known_answer(&mut comm).unwrap();
+    });
+}
+
 pub(crate) fn typed_works(make: MakeWorld) {
     for n in 1..=4 {
         on_members(make, n, |_, mut comm| {
