@@ -124,3 +124,62 @@ impl<T: BenchElem> Work for Calls<'_, T> {
         self.cell.in_place
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rankwise::{Backend, Config, DType, World};
+    use rankwise_conformance::mutants::mutate;
+
+    const RANKS: usize = 3;
+
+    fn cells(op: Op) -> Vec<Cell> {
+        let forms = [(false, op.out_of_place()), (true, op.in_place())].into_iter().filter(|(_, offered)| *offered);
+        let redop = op.reduces().then_some(ReduceOp::Sum);
+        let cell =
+            |in_place| Cell { op, dtype: Some(DType::F32), redop, bytes: 4 * 100, in_place, alloc: false, fresh: true };
+        forms.map(|(in_place, _)| cell(in_place)).collect()
+    }
+
+    /// Wrong elements on all ranks, of the shared-memory backend or a mutant of it.
+    fn wrong_of(cell: &Cell, mutant: Option<&str>) -> u64 {
+        let shm = rankwise::driver("shm").unwrap();
+        let run = |world: World| -> Result<u64> {
+            let config = Config::new();
+            let raw = match mutant {
+                Some(name) => mutate(shm, name).unwrap().join(&world, &config)?,
+                None => shm.join(&world, &config)?,
+            };
+            let mut comm = Backend::new(raw, config.resolve()?).world()?;
+            let shares = cell.shares(comm.rank(), RANKS, 100);
+            let (mut source, mut dest) = (vec![0.0_f32; shares.source_len], vec![0.0_f32; shares.dest_len]);
+            let mut calls = Calls::new(&mut comm, cell, &shares, &mut source, &mut dest);
+            calls.fill();
+            let results = shares.result.iter().map(|piece| piece.len as u64).sum::<u64>();
+            let own = matches!(cell.op, Op::AllGather) && cell.in_place;
+            assert_eq!(calls.wrong(), results - if own { 100 } else { 0 }, "before the call nothing is there");
+            calls.refresh();
+            calls.call()?;
+            Ok(calls.wrong())
+        };
+        World::threads(RANKS, run).unwrap().into_iter().map(Result::unwrap).sum()
+    }
+
+    #[test]
+    fn every_operation_comes_out_right() {
+        for cell in Op::ALL.into_iter().filter(|op| *op != Op::Barrier).flat_map(cells) {
+            // The root of a broadcast has its result before.
+            if cell.op != Op::Broadcast {
+                assert_eq!(wrong_of(&cell, None), 0, "{cell:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn broken_backends_have_wrong_elements() {
+        let wrong = |op, mutant| cells(op).iter().map(|cell| wrong_of(cell, Some(mutant))).collect::<Vec<_>>();
+        assert_eq!(wrong(Op::AllReduce, "dropped-tail"), [3, 3]);
+        assert!(wrong(Op::AllGather, "swapped-parts").iter().all(|wrong| *wrong > 0));
+        assert!(wrong(Op::AllGatherV, "shifted-rows").iter().all(|wrong| *wrong > 0));
+    }
+}

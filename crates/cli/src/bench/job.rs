@@ -72,8 +72,8 @@ fn sweep_of(args: &BenchArgs) -> Result<Sweep, Trouble> {
                     .saturating_mul(n as u64);
                 if need > available {
                     return Err(Trouble::Usage(format!(
-                        "{} of {} bytes on {n} ranks needs about {} MiB, and {} MiB are available here; use smaller sizes or \
-                         fewer ranks",
+                        "{n} ranks with {} of {} bytes need about {} MiB, and {} MiB are available here; use fewer ranks or \
+                         smaller sizes",
                         cell.op.name(),
                         cell.bytes,
                         need >> 20,

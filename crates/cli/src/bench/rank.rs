@@ -139,15 +139,20 @@ fn measure_cell(
             fresh: cell.fresh,
             pin: String::new(),
             iters: figures.iterations,
-            min_us: figures.min_us,
-            mean_us: figures.mean_us,
-            p50_us: figures.p50_us,
-            p99_us: figures.p99_us,
-            algbw_gbs,
-            busbw_gbs,
+            min_us: rounded(figures.min_us),
+            mean_us: rounded(figures.mean_us),
+            p50_us: rounded(figures.p50_us),
+            p99_us: rounded(figures.p99_us),
+            algbw_gbs: rounded(algbw_gbs),
+            busbw_gbs: rounded(busbw_gbs),
             wrong,
         }
     }))
+}
+
+/// To a tenth of a nanosecond, or of a MB/s: beyond that the digits mean nothing.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
 }
 
 fn measure_typed<T: BenchElem>(

@@ -103,7 +103,7 @@ impl<W: Write> Report<W> {
 
     /// A line that is no data. Left out of JSON and CSV.
     pub(crate) fn comment(&mut self, text: &str) -> io::Result<()> {
-        if self.format == Format::Text { writeln!(self.out, "# {text}") } else { Ok(()) }
+        if self.format == Format::Text { writeln!(self.out, "{}", format!("# {text}").trim_end()) } else { Ok(()) }
     }
 
     pub(crate) fn begin(&mut self) -> io::Result<()> {
