@@ -58,7 +58,7 @@ impl<S: Owned, D: Owned> Work<S, D> {
 
     /// Waits until finished and gives the destination back; the source is dropped.
     ///
-    /// The deadline is the call's, counted anew. After an error the operation is stopped where the engine can, and the
+    /// The deadline is the call's, counted from the start of the work. After an error the operation is stopped where the engine can, and the
     /// error gives the buffers back; otherwise the engine holds them until it has finished.
     pub fn wait(self) -> Result<D, WorkError<S, D>> {
         self.wait_both().map(|(_, dst)| dst)

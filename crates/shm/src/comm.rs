@@ -46,7 +46,7 @@ pub(crate) struct Comm {
     met: AtomicU64,
     /// Ring steps of all calls so far.
     pub(crate) steps: AtomicU64,
-    /// The member that the last wait waits for.
+    /// The member that the last wait waits for, with `MAIL` for a send or receive.
     pub(crate) waiting: AtomicUsize,
     /// Counts waits that ended, so that the pause starts over.
     pub(crate) moves: AtomicU64,
@@ -63,6 +63,9 @@ struct Sources(Vec<*const u8>);
 
 // SAFETY: the pointers are refilled before each use, by the thread that uses them.
 unsafe impl Send for Sources {}
+
+/// Set in `Comm::waiting` when a send or receive waits.
+pub(crate) const MAIL: usize = 1 << 31;
 
 /// Members up to which the kernels' source pointers fit on the stack.
 const FEW: usize = 16;
@@ -149,7 +152,7 @@ impl Comm {
     /// A 64-bit word in a member's segment.
     #[inline]
     pub(crate) fn word(&self, member: usize, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset % 8 == 0);
+        debug_assert!(offset.is_multiple_of(8));
         // SAFETY: within the segment (see `at`), aligned, and only ever used as an atomic.
         unsafe { &*self.at(member, offset).cast::<AtomicU64>() }
     }
@@ -219,7 +222,10 @@ impl Comm {
     fn poisoned(&self, cause: &Error) -> Error {
         Error::new(
             ErrorKind::Poisoned,
-            format!("an earlier failure made this communicator unusable ({cause}); shrink it, or make a new one"),
+            format!(
+                "{} in an earlier call made this communicator unusable; make a new one of the ranks that are left",
+                cause.kind().name()
+            ),
         )
         .with_peers(cause.peers().iter().copied())
         .with_source(cause.clone())
@@ -293,10 +299,10 @@ impl Comm {
     pub(crate) fn recheck(&self, seq: u64) -> Result<()> {
         recheck_fence();
         for q in 0..self.members() {
-            if let Some(poison) = self.ctl(q).poisoned() {
-                if poison.concerns(seq) {
-                    return Err(self.adopt(q, poison));
-                }
+            if let Some(poison) = self.ctl(q).poisoned()
+                && poison.concerns(seq)
+            {
+                return Err(self.adopt(q, poison));
             }
         }
         Ok(())
@@ -336,7 +342,10 @@ impl Comm {
     pub(crate) fn fail(&self, kind: PoisonKind, culprit: usize, error: Error) -> Error {
         let seq = self.current_seq();
         self.own().poison(Poison { kind, culprit: culprit as u32, seq: seq as u32 });
-        let error = error.with_sequence(seq).with_group(self.group(), self.global(self.me));
+        // Sends and receives have no sequence number.
+        let error =
+            if self.waiting.load(Ordering::Relaxed) & MAIL == 0 && seq > 0 { error.with_sequence(seq) } else { error };
+        let error = error.with_group(self.group(), self.global(self.me));
         let _ = self.cause.set(error.clone());
         if kind == PoisonKind::Lost {
             self.rank.add_lost(culprit);
@@ -400,7 +409,9 @@ impl Comm {
 pub(crate) fn lost_error(rank: usize) -> Error {
     Error::new(
         ErrorKind::PeerLost,
-        format!("rank {rank} died; look at its output and exit status, then shrink or start again"),
+        format!(
+            "rank {rank} died; look at its output and exit status, then go on with a group of the others or start again"
+        ),
     )
     .with_peers([rank])
 }

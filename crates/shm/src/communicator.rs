@@ -47,7 +47,8 @@ impl Comm {
                 if error.kind() == &ErrorKind::PeerRejected {
                     self.refuse(call.kind, &ErrorKind::PeerRejected, batch - index - 1).await;
                 }
-                return Err(error.with_sequence(self.current_seq()));
+                let mail = matches!(call.kind, OpKind::Send | OpKind::Recv);
+                return Err(if mail { error } else { error.with_sequence(self.current_seq()) });
             }
         }
         Ok(())
@@ -69,6 +70,10 @@ struct Kept {
 }
 
 impl Kept {
+    fn is_mail(&self) -> bool {
+        matches!(self.call.kind, OpKind::Send | OpKind::Recv)
+    }
+
     fn new(call: &RawCall<'_>) -> Kept {
         let send: Box<[usize]> = call.counts.send.into();
         let recv: Box<[usize]> = call.counts.recv.into();
@@ -103,41 +108,45 @@ impl Home {
 }
 
 impl ShmCommunicator {
-    /// Queues calls; one lane and one state for each.
+    /// Queues calls: the collectives as one batch, each send and receive by itself, so that none waits for another.
     ///
     /// # Safety
     ///
     /// As for [`RawCommunicator::start`].
     unsafe fn enqueue(&self, calls: &[RawCall<'_>]) -> Vec<Arc<Progressing>> {
         let comm = &self.0;
-        let batch = calls.len();
+        let home = Home(Arc::as_ptr(comm));
+        let (mail, collectives): (Vec<_>, Vec<_>) = calls.iter().map(Kept::new).partition(|kept| kept.is_mail());
         let mut queue = comm.queue.lock().unwrap_or_else(|e| e.into_inner());
-        let mut states = Vec::with_capacity(batch);
-        for (index, call) in calls.iter().enumerate() {
-            let kept = Kept::new(call);
-            let lane = match call.kind {
-                OpKind::Send => Lane::Send(call.root),
-                OpKind::Recv => Lane::Recv(call.root),
-                _ => Lane::Collective,
-            };
-            let home = Home(Arc::as_ptr(comm));
-            let operation = Box::pin(async move {
-                let kept = kept;
-                // SAFETY: this future lives in the queue of that communicator.
-                let comm = unsafe { home.comm() };
-                let result = comm.execute(Op { call: kept.call, index, batch }).await;
-                if let Err(error) = &result {
-                    if error.kind() == &ErrorKind::PeerRejected && index + 1 < batch {
-                        tracing::debug!(index, batch, "a peer refused one call of a started batch");
-                    }
-                }
-                result.map_err(|error| error.with_sequence(comm.current_seq()))
-            });
+        let mut states = Vec::new();
+        let mut push = |lane, operation| {
             let state = Arc::new(Progressing::default());
+            comm.rank.add_outstanding(comm);
             // SAFETY: the caller keeps the buffers valid until the work is idle, that is until no state is pending.
             unsafe { queue.push(lane, operation, state.clone()) };
-            comm.rank.add_outstanding(comm);
             states.push(state);
+        };
+        for kept in mail {
+            let lane =
+                if kept.call.kind == OpKind::Send { Lane::Send(kept.call.root) } else { Lane::Recv(kept.call.root) };
+            push(
+                lane,
+                Box::pin(async move {
+                    let kept = kept;
+                    // SAFETY: this future lives in the queue of that communicator.
+                    unsafe { home.comm() }.execute(Op { call: kept.call, index: 0, batch: 1 }).await
+                }),
+            );
+        }
+        if !collectives.is_empty() {
+            push(
+                Lane::Collective,
+                Box::pin(async move {
+                    let calls: Vec<RawCall<'_>> = collectives.iter().map(|kept| kept.call).collect();
+                    // SAFETY: this future lives in the queue of that communicator.
+                    unsafe { home.comm() }.batch(&calls).await
+                }),
+            );
         }
         queue.progress(comm);
         states
@@ -187,7 +196,9 @@ unsafe impl RawCommunicator for ShmCommunicator {
     #[inline]
     unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
         self.0.check_usable()?;
-        if let Some(result) = self.run_alone(self.0.batch(calls), deadline) {
+        // In a group of several calls a send must not wait for a receive beside it.
+        let alone = calls.len() == 1 || !calls.iter().any(|call| matches!(call.kind, OpKind::Send | OpKind::Recv));
+        if let Some(result) = alone.then(|| self.run_alone(self.0.batch(calls), deadline)).flatten() {
             return result;
         }
         // SAFETY: passed on; `wait` ends idle, or `cancel` makes it so, before the buffers' borrow ends.
@@ -302,10 +313,10 @@ struct ShmWork {
 
 impl ShmWork {
     fn progress(&self) -> Option<Result<()>> {
-        if self.states.iter().any(|state| state.is_pending()) {
-            if let Ok(mut queue) = self.comm.queue.try_lock() {
-                queue.progress(&self.comm);
-            }
+        if self.states.iter().any(|state| state.is_pending())
+            && let Ok(mut queue) = self.comm.queue.try_lock()
+        {
+            queue.progress(&self.comm);
         }
         self.outcome()
     }
@@ -331,7 +342,7 @@ unsafe impl RawWork for ShmWork {
         }
         self.comm.rank.progress_others(&self.comm);
         self.looks = self.looks.wrapping_add(1);
-        if self.looks % 64 == 0 || self.began.elapsed() >= self.deadline {
+        if self.looks.is_multiple_of(64) || self.began.elapsed() >= self.deadline {
             // No waiting: only a look at peers, poison and the deadline.
             let rest = self.deadline.saturating_sub(self.began.elapsed());
             self.comm.look_for_trouble(&mut || self.progress(), rest.is_zero(), self.began.elapsed())?;
@@ -340,7 +351,8 @@ unsafe impl RawWork for ShmWork {
     }
 
     fn wait(&mut self, deadline: Duration) -> Result<()> {
-        self.comm.wait_while(&mut || self.progress(), deadline)
+        let rest = self.deadline.saturating_sub(self.began.elapsed());
+        self.comm.wait_while(&mut || self.progress(), deadline.min(rest))
     }
 
     fn order(&mut self, queue: Queue) -> Result<()> {

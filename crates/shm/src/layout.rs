@@ -99,7 +99,7 @@ mod tests {
             let last = l.mail(members - 1, l.mail_slots - 1);
             assert!(last + MAIL_HEADER + l.mail_bytes <= l.ack(0));
             assert!(l.ack(members - 1) + 8 <= l.bytes);
-            assert!(l.stage(1) % 64 == 0 && l.mail(1, 1) % 64 == 0 && l.ack(1) % 8 == 0);
+            assert!(l.stage(1).is_multiple_of(64) && l.mail(1, 1).is_multiple_of(64) && l.ack(1).is_multiple_of(8));
             assert!(l.bytes < 2 << 20, "{members} members take {} bytes", l.bytes);
         }
     }

@@ -72,7 +72,7 @@ impl Pause {
             self.idle_since = Instant::now();
         }
         // The clock is read once in 16 looks while spinning or yielding.
-        if self.idle_looks % 16 != 0 {
+        if !self.idle_looks.is_multiple_of(16) {
             let step = match self.sleep {
                 Duration::ZERO if self.rules.spin.is_zero() => Step::Yield,
                 Duration::ZERO => Step::Spin,

@@ -76,10 +76,10 @@ impl RankState {
             busy.iter().filter_map(Weak::upgrade).collect()
         };
         for comm in comms {
-            if !std::ptr::eq(&*comm, except) {
-                if let Ok(mut queue) = comm.queue.try_lock() {
-                    queue.progress(&comm);
-                }
+            if !std::ptr::eq(&*comm, except)
+                && let Ok(mut queue) = comm.queue.try_lock()
+            {
+                queue.progress(&comm);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Driving an operation to its end: poll, pause, look for trouble.
 
-use crate::comm::{Comm, left_error, lost_error};
+use crate::comm::{Comm, MAIL, left_error, lost_error};
 use crate::ctl::PoisonKind;
 use crate::descriptor;
 use crate::futex;
@@ -17,7 +17,8 @@ use std::time::Duration;
 /// Resolves when the condition holds. Which member it waits for is noted for the one who drives it.
 pub(crate) struct Until<'a, F> {
     comm: &'a Comm,
-    member: usize,
+    /// As in [`Comm::waiting`].
+    waits_for: usize,
     pending: bool,
     condition: F,
 }
@@ -42,7 +43,7 @@ impl<F: Fn() -> bool + Unpin> Future for Until<'_, F> {
             }
             self.pending = true;
         }
-        self.comm.waiting.store(self.member, Ordering::Relaxed);
+        self.comm.waiting.store(self.waits_for, Ordering::Relaxed);
         Poll::Pending
     }
 }
@@ -59,7 +60,19 @@ impl Comm {
     /// Waits for `member` to publish what makes `condition` true.
     #[inline]
     pub(crate) fn until<F: Fn() -> bool + Unpin>(&self, member: usize, condition: F) -> Until<'_, F> {
-        Until { comm: self, member, pending: false, condition }
+        Until { comm: self, waits_for: member, pending: false, condition }
+    }
+
+    /// As [`Comm::until`], for a send or receive.
+    #[inline]
+    pub(crate) fn until_mail<F: Fn() -> bool + Unpin>(&self, member: usize, condition: F) -> Until<'_, F> {
+        Until { comm: self, waits_for: member | MAIL, pending: false, condition }
+    }
+
+    /// The member that is waited for, if any.
+    fn awaited(&self) -> Option<usize> {
+        let member = self.waiting.load(Ordering::Relaxed) & !MAIL;
+        (member < self.members()).then_some(member)
     }
 
     /// Runs an operation to its end on this thread.
@@ -109,14 +122,12 @@ impl Comm {
                     }
                 }
             }
-            if check {
-                if let Some(trouble) = self.find_trouble(pause.began.elapsed() >= deadline, step) {
-                    // What is complete stays complete: a peer may have failed or left after doing its part.
-                    if let Some(result) = look() {
-                        return result;
-                    }
-                    return Err(self.raise(trouble, pause.began.elapsed()));
+            if check && let Some(trouble) = self.find_trouble(pause.began.elapsed() >= deadline, step) {
+                // What is complete stays complete: a peer may have failed or left after doing its part.
+                if let Some(result) = look() {
+                    return result;
                 }
+                return Err(self.raise(trouble, pause.began.elapsed()));
             }
         }
     }
@@ -136,14 +147,13 @@ impl Comm {
 
     /// One sleep on the bell of the member that is waited for.
     fn sleep(&self, look: &mut dyn FnMut() -> Option<Result<()>>, limit: Duration) -> Option<Result<()>> {
-        let member = self.waiting.load(Ordering::Relaxed);
-        if member >= self.members() {
+        let Some(member) = self.awaited() else {
             std::thread::sleep(limit.min(Duration::from_millis(1)));
             return None;
-        }
+        };
         let bell = self.own().prepare_sleep(member, self.ctl(member));
         let result = look();
-        if result.is_none() && self.waiting.load(Ordering::Relaxed) == member && self.any_poison().is_none() {
+        if result.is_none() && self.awaited() == Some(member) && self.any_poison().is_none() {
             futex::wait(self.ctl(member).bell(), bell, limit);
         }
         self.own().finish_sleep();
@@ -158,8 +168,7 @@ impl Comm {
         if let Some((member, poison)) = self.any_poison() {
             return Some(Trouble::Adopted(member, poison));
         }
-        let member = self.waiting.load(Ordering::Relaxed);
-        if member < self.members() && member != self.me {
+        if let Some(member) = self.awaited().filter(|member| *member != self.me) {
             if self.ctl(member).has_left() {
                 return Some(Trouble::Left(member));
             }
@@ -192,15 +201,31 @@ impl Comm {
         error.with_elapsed(elapsed)
     }
 
+    fn mail_timed_out(&self, member: usize) -> Error {
+        let rank = self.global(member);
+        let error = Error::new(
+            ErrorKind::Timeout,
+            format!(
+                "rank {rank} has not taken part: a send waits when the receiver's mailbox is full, a receive until the message \
+                 comes; make both ranks call, in the same order, or raise the deadline"
+            ),
+        )
+        .with_peers([rank]);
+        self.fail(PoisonKind::Timeout, rank, error)
+    }
+
     /// Names the members that have not arrived and what they were last seen doing.
     fn timed_out(&self) -> Error {
         let seq = self.current_seq();
-        let waiting = self.waiting.load(Ordering::Relaxed);
+        let awaited = self.awaited();
+        if let (Some(member), true) = (awaited, self.waiting.load(Ordering::Relaxed) & MAIL != 0) {
+            return self.mail_timed_out(member);
+        }
         let mut missing: Vec<usize> = self.others().filter(|q| !self.ctl(*q).has_posted(seq)).collect();
         missing.sort_unstable();
-        let arrived = missing.is_empty() || (waiting < self.members() && !missing.contains(&waiting));
+        let arrived = missing.is_empty() || awaited.is_some_and(|member| !missing.contains(&member));
         if arrived {
-            missing = if waiting < self.members() { vec![waiting] } else { Vec::new() };
+            missing = awaited.into_iter().collect();
         }
         let seen = |q: &usize| {
             let (last, words) = self.ctl(*q).last_posted();

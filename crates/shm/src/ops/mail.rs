@@ -38,7 +38,7 @@ impl Comm {
         let f = self.sent[to].load(Ordering::Relaxed);
         let free = (f + 1).saturating_sub(self.layout.mail_slots);
         let acks = self.word(to, self.layout.ack(self.me));
-        self.until(to, || acks.load(Ordering::Acquire) >= free).await;
+        self.until_mail(to, || acks.load(Ordering::Acquire) >= free).await;
         let slot = self.layout.mail(to, f);
         fill(self.at(self.me, slot + MAIL_HEADER));
         for (i, word) in words.iter().enumerate() {
@@ -60,7 +60,7 @@ impl Comm {
             let slot = self.layout.mail(self.me, f);
             let seq = self.word(from, slot);
             // Acquires the data and the words.
-            self.until(from, || seq.load(Ordering::Acquire) > f).await;
+            self.until_mail(from, || seq.load(Ordering::Acquire) > f).await;
             let mut theirs: Words = [0; 3];
             for (i, word) in theirs.iter_mut().enumerate() {
                 *word = self.word(from, slot + 8 + i * 8).load(Ordering::Relaxed);

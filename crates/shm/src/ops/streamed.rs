@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 /// Largest piece of each part in a step of `members` parts; a multiple of every element size and of a cache line.
 pub(crate) fn piece(members: usize) -> usize {
-    (CHUNK / members & !63).max(64)
+    ((CHUNK / members) & !63).max(64)
 }
 
 impl Comm {
