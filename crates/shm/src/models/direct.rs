@@ -3,7 +3,7 @@
 //! The buffer is relaxed atomics where a failed rank may overwrite it while it is read, as the bytes in shared memory are;
 //! it is a cell where the exit meet must order the two.
 
-use super::{Rank, explore, until};
+use super::{Rank, explore};
 use crate::ctl::{Ctl, Poison, PoisonKind, Progress, recheck_fence};
 use crate::sync::{AtomicU64, Ordering};
 use loom::cell::UnsafeCell;
@@ -63,19 +63,19 @@ fn fail_while_read(rank: &Rank, buffer: &Buffer, poison_first: bool, recheck: fn
 
 #[test]
 fn overwritten_data_is_never_ok() {
-    explore(2, 3, buffer, |rank, buffer| fail_while_read(&rank, buffer, true, recheck));
+    explore(2, 5, buffer, |rank, buffer| fail_while_read(&rank, buffer, true, recheck));
 }
 
 #[test]
 fn overwritten_data_is_never_ok_on_two_readers() {
-    explore(3, 2, buffer, |rank, buffer| fail_while_read(&rank, buffer, true, recheck));
+    explore(3, 3, buffer, |rank, buffer| fail_while_read(&rank, buffer, true, recheck));
 }
 
 /// The whole end of a direct call: rank 0 has read everything and said so, gives up waiting for the others, and its caller
 /// overwrites the buffer; the others see every member's `done` and must still not return `Ok` with what they read.
 #[test]
 fn a_failure_in_the_exit_meet_is_seen_behind_it() {
-    explore(3, 2, buffer, |rank, buffer| {
+    explore(3, 3, buffer, |rank, buffer| {
         if rank.me == 0 {
             rank.own().advance(Progress::Done, 1);
             rank.own().poison(gave_up(1));
@@ -107,8 +107,9 @@ fn exit_meet(rank: &Rank, buffer: &Cell, waits: bool) {
     let others_done = || rank.others().all(|(_, ctl)| ctl.has_reached(Progress::Done, 1));
     if rank.me == 0 {
         rank.own().advance(Progress::Done, 1);
+        rank.published();
         if waits {
-            until(others_done);
+            rank.until(others_done);
         }
         // SAFETY: loom checks the access.
         buffer.0.with_mut(|cell| unsafe { *cell = OVERWRITTEN });
@@ -117,7 +118,8 @@ fn exit_meet(rank: &Rank, buffer: &Cell, waits: bool) {
         // SAFETY: loom checks the access.
         let found = buffer.0.with(|cell| unsafe { *cell });
         rank.own().advance(Progress::Done, 1);
-        until(others_done);
+        rank.published();
+        rank.until(others_done);
         assert!(recheck(&rank.ctls, 1), "a later failure made a finished call fail");
         assert_eq!(found, ORIGINAL);
     }
@@ -125,29 +127,29 @@ fn exit_meet(rank: &Rank, buffer: &Cell, waits: bool) {
 
 #[test]
 fn the_exit_meet_gives_the_buffer_back() {
-    explore(3, 2, cell, |rank, buffer| exit_meet(&rank, buffer, true));
+    explore(3, 3, cell, |rank, buffer| exit_meet(&rank, buffer, true));
 }
 
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn mutant_without_the_exit_meet() {
-    explore(3, 2, cell, |rank, buffer| exit_meet(&rank, buffer, false));
+    explore(3, 3, cell, |rank, buffer| exit_meet(&rank, buffer, false));
 }
 
 #[test]
 #[should_panic(expected = "overwritten data passed for good")]
 fn mutant_that_poisons_after_the_caller_got_its_buffer() {
-    explore(2, 3, buffer, |rank, buffer| fail_while_read(&rank, buffer, false, recheck));
+    explore(2, 5, buffer, |rank, buffer| fail_while_read(&rank, buffer, false, recheck));
 }
 
 #[test]
 #[should_panic(expected = "overwritten data passed for good")]
 fn mutant_without_the_fence_before_the_recheck() {
-    explore(2, 3, buffer, |rank, buffer| fail_while_read(&rank, buffer, true, unfenced_recheck));
+    explore(2, 5, buffer, |rank, buffer| fail_while_read(&rank, buffer, true, unfenced_recheck));
 }
 
 #[test]
 #[should_panic(expected = "overwritten data passed for good")]
 fn mutant_without_the_recheck() {
-    explore(2, 3, buffer, |rank, buffer| fail_while_read(&rank, buffer, true, |_, _| true));
+    explore(2, 5, buffer, |rank, buffer| fail_while_read(&rank, buffer, true, |_, _| true));
 }

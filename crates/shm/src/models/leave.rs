@@ -28,11 +28,11 @@ fn leave(rank: &Rank, looks_again: bool) {
 
 #[test]
 fn the_last_post_is_seen_before_the_leaving() {
-    explore(2, 3, || (), |rank, ()| leave(&rank, true));
+    explore(2, 5, || (), |rank, ()| leave(&rank, true));
 }
 
 #[test]
 #[should_panic(expected = "the peer left before")]
 fn mutant_that_does_not_look_again() {
-    explore(2, 3, || (), |rank, ()| leave(&rank, false));
+    explore(2, 5, || (), |rank, ()| leave(&rank, false));
 }

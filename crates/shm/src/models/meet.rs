@@ -1,11 +1,14 @@
 //! Posts, meets and the reuse of slots: what a rank reads after a meet is what was posted for that call.
 
-use super::{Rank, explore, until};
+use super::{Rank, explore};
 use crate::ctl::SLOTS;
 use crate::sync::Payload;
 
 /// Marks the post of a refused call in the first word.
 const REJECTED: u64 = 0xff;
+
+const TWO: usize = 4;
+const THREE: usize = 1;
 
 /// What a rank does in each call: `true` calls, `false` is refused above the backend and does not meet.
 type Calls = &'static [bool];
@@ -26,18 +29,19 @@ fn calls(rank: &Rank, plan: [Calls; 3], reuse_after: u64) {
         let needed = (call as u64).saturating_sub(reuse_after);
         if met < needed {
             for (_, ctl) in rank.others() {
-                until(|| ctl.has_posted(needed));
+                rank.until(|| ctl.has_posted(needed));
             }
             met = needed;
         }
         let seq = call as u64;
         let word = |wants: bool| if wants { 1 } else { REJECTED };
         rank.own().post(seq, [word(*wants), seq, 0], |payload| fill(payload, value(rank.me, seq)));
+        rank.published();
         if !wants {
             continue;
         }
         for (_, ctl) in rank.others() {
-            until(|| ctl.has_posted(seq));
+            rank.until(|| ctl.has_posted(seq));
         }
         met = seq;
         for (q, ctl) in rank.others() {
@@ -58,39 +62,39 @@ const MIXED: Calls = &[true, false, false, true, true, false];
 
 #[test]
 fn two_ranks_meet_and_reuse_slots() {
-    explore(2, 3, || (), |rank, ()| calls(&rank, [PLAIN, PLAIN, &[]], SLOTS - 1));
+    explore(2, TWO, || (), |rank, ()| calls(&rank, [PLAIN, PLAIN, &[]], SLOTS - 1));
 }
 
 #[test]
 fn three_ranks_meet_and_reuse_slots() {
-    explore(3, 1, || (), |rank, ()| calls(&rank, [PLAIN, PLAIN, PLAIN], SLOTS - 1));
+    explore(3, THREE, || (), |rank, ()| calls(&rank, [PLAIN, PLAIN, PLAIN], SLOTS - 1));
 }
 
 #[test]
 fn a_refused_rank_does_not_overwrite_what_is_read() {
-    explore(2, 3, || (), |rank, ()| calls(&rank, [REFUSED, LONG, &[]], SLOTS - 1));
+    explore(2, TWO, || (), |rank, ()| calls(&rank, [REFUSED, LONG, &[]], SLOTS - 1));
 }
 
 #[test]
 fn refusals_on_both_sides_keep_the_slots_apart() {
-    explore(2, 3, || (), |rank, ()| calls(&rank, [MIXED, REFUSED, &[]], SLOTS - 1));
+    explore(2, TWO, || (), |rank, ()| calls(&rank, [MIXED, REFUSED, &[]], SLOTS - 1));
 }
 
 #[test]
 fn one_refused_rank_of_three_does_not_overwrite_what_is_read() {
-    explore(3, 1, || (), |rank, ()| calls(&rank, [REFUSED, LONG, LONG], SLOTS - 1));
+    explore(3, THREE, || (), |rank, ()| calls(&rank, [REFUSED, LONG, LONG], SLOTS - 1));
 }
 
 /// Without the rule a refused rank overwrites a slot that a slow peer still reads.
 #[test]
-#[should_panic]
+#[should_panic(expected = "words of rank 0 in call 1")]
 fn mutant_without_the_reuse_rule() {
-    explore(2, 3, || (), |rank, ()| calls(&rank, [REFUSED, LONG, &[]], u64::MAX));
+    explore(2, TWO, || (), |rank, ()| calls(&rank, [REFUSED, LONG, &[]], u64::MAX));
 }
 
 /// A post of `s - 4` says nothing about the reads of `s - 4`.
 #[test]
-#[should_panic]
+#[should_panic(expected = "Causality violation")]
 fn mutant_with_the_reuse_rule_one_call_short() {
-    explore(2, 3, || (), |rank, ()| calls(&rank, [REFUSED, LONG, &[]], SLOTS));
+    explore(2, TWO, || (), |rank, ()| calls(&rank, [REFUSED, LONG, &[]], SLOTS));
 }

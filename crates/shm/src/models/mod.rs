@@ -16,6 +16,7 @@ mod ring;
 mod sleep;
 
 use crate::ctl::Ctl;
+use loom::sync::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,6 +25,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 struct Rank {
     me: usize,
     ctls: Arc<[Ctl]>,
+    /// One a member; `None` where waiting ranks spin.
+    seats: Option<Arc<[Seat]>>,
+}
+
+/// Where a rank waits when more than one other rank may be waiting too: loom would explore ever longer exchanges of turns
+/// between two that spin. A seat orders memory by itself, but only for those who sat down; where the rank finds what it
+/// looks for at once, the protocol alone does.
+struct Seat {
+    taken: Mutex<()>,
+    call: Condvar,
 }
 
 impl Rank {
@@ -33,6 +44,31 @@ impl Rank {
 
     fn others(&self) -> impl Iterator<Item = (usize, &Ctl)> {
         self.ctls.iter().enumerate().filter(|(q, _)| *q != self.me)
+    }
+
+    /// Waits for what a peer publishes.
+    fn until(&self, condition: impl Fn() -> bool) {
+        while !condition() {
+            let Some(seats) = &self.seats else {
+                loom::thread::yield_now();
+                continue;
+            };
+            let seat = &seats[self.me];
+            let taken = seat.taken.lock().unwrap();
+            if !condition() {
+                drop(seat.call.wait(taken).unwrap());
+            }
+        }
+    }
+
+    /// To be called after something was published that a peer may wait for.
+    fn published(&self) {
+        for (q, seat) in self.seats.iter().flat_map(|seats| seats.iter().enumerate()) {
+            if q != self.me {
+                let _taken = seat.taken.lock().unwrap();
+                seat.call.notify_one();
+            }
+        }
     }
 }
 
@@ -50,11 +86,13 @@ fn explore<S: Send + Sync + 'static>(
     builder.max_branches = 10_000;
     let counted = runs.clone();
     builder.check(move || {
-        // Relaxed: one model run at a time.
+        // Relaxed: one interleaving at a time.
         counted.fetch_add(1, Ordering::Relaxed);
         let ctls: Arc<[Ctl]> = (0..members).map(|_| Ctl::new()).collect();
+        let seat = |_| Seat { taken: Mutex::new(()), call: Condvar::new() };
+        let seats: Option<Arc<[Seat]>> = (members > 2).then(|| (0..members).map(seat).collect());
         let shared = Arc::new(shared());
-        let rank = |me| Rank { me, ctls: ctls.clone() };
+        let rank = |me| Rank { me, ctls: ctls.clone(), seats: seats.clone() };
         let threads: Vec<_> = (1..members)
             .map(|me| {
                 let (rank, shared) = (rank(me), shared.clone());
@@ -68,11 +106,4 @@ fn explore<S: Send + Sync + 'static>(
     });
     let name = std::thread::current().name().unwrap_or("model").to_string();
     println!("{name}: {members} ranks, preemption bound {preemptions}, {} interleavings", runs.load(Ordering::Relaxed));
-}
-
-/// Waits by looking again and again.
-fn until(condition: impl Fn() -> bool) {
-    while !condition() {
-        loom::thread::yield_now();
-    }
 }

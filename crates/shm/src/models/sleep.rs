@@ -108,22 +108,22 @@ fn both_sleep(rank: Rank, futexes: &Futexes) {
 
 #[test]
 fn no_wake_is_lost() {
-    explore(2, 3, futexes(2), |rank, futexes| two_posts(rank, futexes, Twin::Faithful));
+    explore(2, 5, futexes(2), |rank, futexes| two_posts(rank, futexes, Twin::Faithful));
 }
 
 #[test]
 fn one_ring_serves_two_counters() {
-    explore(2, 3, futexes(2), |rank, futexes| two_counters(rank, futexes, Twin::Faithful));
+    explore(2, 5, futexes(2), |rank, futexes| two_counters(rank, futexes, Twin::Faithful));
 }
 
 #[test]
 fn two_ranks_that_sleep_on_each_other_both_wake() {
-    explore(2, 3, futexes(2), |rank, futexes| both_sleep(rank, futexes));
+    explore(2, 5, futexes(2), |rank, futexes| both_sleep(rank, futexes));
 }
 
 #[test]
 fn two_sleepers_on_one_bell_both_wake() {
-    explore(3, 2, futexes(3), |rank, futexes| match rank.me {
+    explore(3, 3, futexes(3), |rank, futexes| match rank.me {
         0 => {
             rank.own().post(1, [0; 3], |_| {});
             ring(&rank, futexes, Twin::Faithful);
@@ -134,7 +134,7 @@ fn two_sleepers_on_one_bell_both_wake() {
 
 #[test]
 fn a_rank_sleeps_on_one_member_after_another() {
-    explore(3, 2, futexes(3), |rank, futexes| match rank.me {
+    explore(3, 3, futexes(3), |rank, futexes| match rank.me {
         0 => {
             for member in 1..=2 {
                 wait(&rank, member, futexes, Twin::Faithful, |ctl| ctl.has_posted(1));
@@ -150,23 +150,23 @@ fn a_rank_sleeps_on_one_member_after_another() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn mutant_without_the_recheck() {
-    explore(2, 3, futexes(2), |rank, futexes| two_posts(rank, futexes, Twin::NoRecheck));
+    explore(2, 5, futexes(2), |rank, futexes| two_posts(rank, futexes, Twin::NoRecheck));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn mutant_that_reads_the_bell_after_the_recheck() {
-    explore(2, 3, futexes(2), |rank, futexes| two_posts(rank, futexes, Twin::BellReadLate));
+    explore(2, 5, futexes(2), |rank, futexes| two_posts(rank, futexes, Twin::BellReadLate));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn mutant_that_wakes_without_changing_the_bell() {
-    explore(2, 3, futexes(2), |rank, futexes| two_posts(rank, futexes, Twin::BellNotChanged));
+    explore(2, 5, futexes(2), |rank, futexes| two_posts(rank, futexes, Twin::BellNotChanged));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn mutant_that_rings_before_the_last_counter() {
-    explore(2, 3, futexes(2), |rank, futexes| two_counters(rank, futexes, Twin::OnlyLastCounterRings));
+    explore(2, 5, futexes(2), |rank, futexes| two_counters(rank, futexes, Twin::OnlyLastCounterRings));
 }
