@@ -77,10 +77,11 @@ pub(crate) fn run(step: &Step) -> Report {
             command.env_remove(&name);
         }
     }
-    run_command(command, Duration::from_secs(60 * step.minutes))
+    run_command(command, Duration::from_secs(60 * step.minutes), std::io::stdout())
 }
 
-fn run_command(mut command: Command, limit: Duration) -> Report {
+/// Runs a command whose output is copied to `out`.
+fn run_command(mut command: Command, limit: Duration, out: impl Write + Send + 'static) -> Report {
     let start = Instant::now();
     let report = |verdict, why: String, left_out| Report { verdict, why, seconds: start.elapsed().as_secs(), left_out };
     let started = std::io::pipe().and_then(|(reader, writer)| {
@@ -94,7 +95,7 @@ fn run_command(mut command: Command, limit: Duration) -> Report {
         Err(error) => return report(Verdict::Failed, format!("it does not start: {error}"), Vec::new()),
     };
     let (send, receive) = mpsc::channel();
-    std::thread::spawn(move || show(reader, &send));
+    std::thread::spawn(move || show(reader, out, &send));
     let status = wait(&mut child, start + limit);
     let mut left_out = Vec::new();
     let output_ended = loop {
@@ -117,13 +118,13 @@ fn run_command(mut command: Command, limit: Duration) -> Report {
     }
 }
 
-/// Copies the lines of `reader` to standard output and sends those that say what was left out.
-fn show(reader: impl Read, left_out: &mpsc::Sender<String>) {
+/// Copies the lines of `reader` to `out` and sends those that say what was left out.
+fn show(reader: impl Read, mut out: impl Write, left_out: &mpsc::Sender<String>) {
     let mut reader = BufReader::new(reader);
     let mut line = Vec::new();
     while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
         // A closed standard output must not stop the step.
-        let _ = std::io::stdout().write_all(&line).and_then(|()| std::io::stdout().flush());
+        let _ = out.write_all(&line).and_then(|()| out.flush());
         if let Some(what) = String::from_utf8_lossy(&line).trim().strip_prefix("skipped: ") {
             let _ = left_out.send(what.to_string());
         }
@@ -180,7 +181,7 @@ mod tests {
     fn bash(script: &str, limit: Duration) -> Report {
         let mut command = Command::new("bash");
         command.args(["-c", script]);
-        run_command(command, limit)
+        run_command(command, limit, std::io::sink())
     }
 
     #[test]
