@@ -50,13 +50,13 @@ fn abort(rank: &Rank, current: &AtomicU64, looks_at_poison: bool) {
 
 #[test]
 fn an_abort_ends_the_calls_of_both_ranks() {
-    explore(3, 3, || AtomicU64::new(0), |rank, current| abort(&rank, current, true));
+    explore(3, 2, || AtomicU64::new(0), |rank, current| abort(&rank, current, true));
 }
 
 #[test]
 #[should_panic(expected = "deadlock")]
 fn mutant_that_waits_without_looking_at_poison() {
-    explore(3, 3, || AtomicU64::new(0), |rank, current| abort(&rank, current, false));
+    explore(3, 2, || AtomicU64::new(0), |rank, current| abort(&rank, current, false));
 }
 
 /// A second poison does not replace the first, nor mix with it.

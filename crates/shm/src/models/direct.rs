@@ -127,13 +127,13 @@ fn exit_meet(rank: &Rank, buffer: &Cell, waits: bool) {
 
 #[test]
 fn the_exit_meet_gives_the_buffer_back() {
-    explore(3, 3, cell, |rank, buffer| exit_meet(&rank, buffer, true));
+    explore(3, 2, cell, |rank, buffer| exit_meet(&rank, buffer, true));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn mutant_without_the_exit_meet() {
-    explore(3, 3, cell, |rank, buffer| exit_meet(&rank, buffer, false));
+    explore(3, 2, cell, |rank, buffer| exit_meet(&rank, buffer, false));
 }
 
 #[test]

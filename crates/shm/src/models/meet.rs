@@ -7,6 +7,7 @@ use crate::sync::Payload;
 /// Marks the post of a refused call in the first word.
 const REJECTED: u64 = 0xff;
 
+/// Preemptions explored with two and with three ranks.
 const TWO: usize = 4;
 const THREE: usize = 1;
 

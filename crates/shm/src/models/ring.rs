@@ -189,7 +189,7 @@ fn three_ranks_share_the_rings() {
 
 #[test]
 fn calls_of_different_kinds_share_the_rings() {
-    explore(2, BOUND, rings(2), |rank, rings| {
+    explore(2, 2, rings(2), |rank, rings| {
         let member = Member { rank: &rank, rings, twin: Twin::Faithful };
         let base = member.broadcast(0, 3);
         let base = member.all_reduce(base, 2);
