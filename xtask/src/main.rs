@@ -36,7 +36,7 @@ const COMMANDS: &[Command] = &[
     },
     Command {
         name: "conformance",
-        arguments: "ARGS of `rankwise conformance`",
+        arguments: "[--release] ARGS of `rankwise conformance`",
         help: "build with the features this machine can serve, then run the conformance suite",
         run: conformance::conformance,
     },
