@@ -195,6 +195,7 @@ impl Ctl {
         self.board.0.waiting_on.store(member as u32 + 1, Ordering::SeqCst);
         // Orders the flag before the caller's recheck: the other half of `store_then_fence`.
         fence(Ordering::SeqCst);
+        // Pairs with `change_bell`: who reads the new bell, and so would sleep on it, sees the publication when it rechecks.
         target.bell.0.load(Ordering::Acquire)
     }
 

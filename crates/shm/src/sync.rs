@@ -34,6 +34,7 @@ mod modelled {
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
     /// The payload of a call slot: a cell whose unsynchronised use fails the model.
+    #[cfg_attr(not(test), allow(dead_code))]
     pub(crate) struct Payload(pub(crate) loom::cell::UnsafeCell<u64>);
 
     // SAFETY: loom checks every access.

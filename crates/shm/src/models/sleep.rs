@@ -118,7 +118,7 @@ fn one_ring_serves_two_counters() {
 
 #[test]
 fn two_ranks_that_sleep_on_each_other_both_wake() {
-    explore(2, 5, futexes(2), |rank, futexes| both_sleep(rank, futexes));
+    explore(2, 5, futexes(2), both_sleep);
 }
 
 #[test]
