@@ -20,7 +20,8 @@ pub type CaseResult<T = ()> = Result<T, Failure>;
 /// Fails the case with a formatted text unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
-        if !$condition {
+        let holds: bool = $condition;
+        if !holds {
             return Err($crate::case::Failure(format!($($text)+)));
         }
     };

@@ -15,8 +15,10 @@ use std::time::Duration;
 
 /// Deadline of a call inside a case, unless the case sets its own.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+/// Deadline of joining, and of registering a group.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline of meeting outside the backend.
-const MEET_TIMEOUT: Duration = Duration::from_secs(30);
+const MEET_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// What a rank did last, readable while it hangs.
 #[derive(Clone, Default)]
@@ -228,7 +230,7 @@ impl<'a> Ctx<'a> {
 
 /// Joins a backend for the suite.
 pub fn join(world: &World, driver: &dyn Driver, config: Config) -> Result<Backend> {
-    let config = config.timeout(CALL_TIMEOUT).join_timeout(MEET_TIMEOUT);
+    let config = config.timeout(CALL_TIMEOUT).join_timeout(JOIN_TIMEOUT);
     Ok(Backend::new(driver.join(world, &config)?, config.resolve()?))
 }
 

@@ -13,11 +13,11 @@ use std::time::Duration;
 pub enum Mutation {
     /// Every rank adds in an order that begins at itself.
     RotatedSum,
-    /// The last element of an all-reduce of more than one element is not written.
+    /// The last element of an all-reduce of more than one `f32` is not written.
     DroppedTail,
     /// A NaN in the result of an all-reduce becomes zero.
     LostNan,
-    /// All-gather swaps the first two parts.
+    /// All-gather swaps the first two parts, except in what the layer above gathers for itself.
     SwappedParts,
     /// All-gather with counts shifts its result by one element when the counts differ.
     ShiftedRows,
@@ -158,7 +158,7 @@ impl MutantCommunicator {
         let is_sum_f32 = call.dtype == DType::F32 && call.op == Some(ReduceOp::Sum);
         match (self.mutation, call.kind) {
             (Mutation::RotatedSum, OpKind::AllReduce) if is_sum_f32 => self.sum_from_here(src, dst, deadline)?,
-            (Mutation::DroppedTail, OpKind::AllReduce) if call.count > 1 => {
+            (Mutation::DroppedTail, OpKind::AllReduce) if call.count > 1 && call.dtype == DType::F32 => {
                 let tail = dst.len() - size;
                 dst[tail..].copy_from_slice(&before[tail..]);
             }
@@ -169,7 +169,7 @@ impl MutantCommunicator {
                     }
                 }
             }
-            (Mutation::SwappedParts, OpKind::AllGather) => {
+            (Mutation::SwappedParts, OpKind::AllGather) if call.tag == 0 => {
                 let part = call.count * size;
                 let (first, rest) = dst.split_at_mut(part);
                 first.swap_with_slice(&mut rest[..part]);

@@ -30,8 +30,11 @@ fn fold_element(dtype: DType, op: ReduceOp, members: usize, values: impl Iterato
     });
     let total = prepared.reduce(|a, b| combine(dtype, op, a, b)).unwrap_or(Number::Int(0));
     match (op, total) {
-        (ReduceOp::Avg, Number::Single(v)) => Number::Single(v * after as f32),
-        (ReduceOp::Avg, Number::Double(v)) => Number::Double(v * after),
+        // The mean of finite numbers is finite, whatever the last rounding says.
+        (ReduceOp::Avg, Number::Single(v)) if v.is_finite() => {
+            Number::Single((v * after as f32).clamp(f32::MIN, f32::MAX))
+        }
+        (ReduceOp::Avg, Number::Double(v)) if v.is_finite() => Number::Double((v * after).clamp(f64::MIN, f64::MAX)),
         (_, total) => total,
     }
 }

@@ -17,6 +17,9 @@ use std::time::{Duration, Instant};
 /// Seconds before the outside kills a hanging job that its ranks report what they called last.
 pub(crate) const STUCK_MARGIN: Duration = Duration::from_secs(2);
 
+/// Deadline of the communicator that fresh ones are made from.
+const BASE_TIMEOUT: Duration = Duration::from_secs(90);
+
 /// The plan of this process, when the suite started it.
 pub(crate) fn plan_from_env() -> Option<Plan> {
     serde_json::from_str(&std::env::var(PLAN_VARIABLE).ok()?).ok()
@@ -121,6 +124,8 @@ fn run_in_order(
 ) -> CaseResult {
     let joined = join(world, driver, Config::new()).and_then(|backend| Ok((backend.world()?, backend)));
     let (mut base, backend): (Communicator, Backend) = joined.map_err(|e| Failure(format!("joining: {e}")))?;
+    // Longer than any case: a rank waits here for those that need their deadlines inside a case.
+    base.set_timeout(BASE_TIMEOUT);
     let watchdog = Watchdog::start(world.rank());
     for case in selected {
         let last_call = watchdog.enter(case);

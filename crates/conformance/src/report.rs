@@ -66,14 +66,15 @@ pub struct Reporter<'a> {
     out: &'a mut dyn Write,
     format: Format,
     summary: Summary,
-    skips: BTreeMap<(String, String), Vec<String>>,
+    /// By case and reason: the places.
+    places: BTreeMap<(String, String), Vec<String>>,
     unwritable: bool,
 }
 
 impl<'a> Reporter<'a> {
     /// A reporter that writes to `out`.
     pub fn new(out: &'a mut dyn Write, format: Format) -> Reporter<'a> {
-        Reporter { out, format, summary: Summary::default(), skips: BTreeMap::new(), unwritable: false }
+        Reporter { out, format, summary: Summary::default(), places: BTreeMap::new(), unwritable: false }
     }
 
     /// A line for people only.
@@ -92,7 +93,7 @@ impl<'a> Reporter<'a> {
                 self.summary.skipped += 1;
                 let place = format!("{}{}", report.ranks, report.mode.map_or("", |m| &m.name()[..1]));
                 let reason = (report.case.clone(), format!("{} on {}", report.detail, report.backend));
-                self.skips.entry(reason).or_default().push(place);
+                self.places.entry(reason).or_default().push(place);
             }
         }
         match self.format {
@@ -118,8 +119,12 @@ impl<'a> Reporter<'a> {
 
     /// Prints why cases were skipped, and the last line.
     pub fn finish(mut self) -> io::Result<Summary> {
-        for ((case, why), places) in std::mem::take(&mut self.skips) {
-            self.say(&format!("skip {case}: {why} (ranks {})", places.join(" ")));
+        let mut cases: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
+        for ((case, why), places) in std::mem::take(&mut self.places) {
+            cases.entry((why, places.join(" "))).or_default().push(case);
+        }
+        for ((why, places), cases) in cases {
+            self.say(&format!("skipped: {why} (ranks {places}): {}", cases.join(" ")));
         }
         let Summary { passed, failed, skipped } = self.summary;
         self.line(&format!("{passed} passed, {failed} failed, {skipped} skipped"));
@@ -163,7 +168,7 @@ mod tests {
         assert_eq!((summary.passed, summary.failed, summary.skipped), (1, 1, 2));
         let text = String::from_utf8(out).unwrap();
         assert!(text.ends_with("1 passed, 1 failed, 2 skipped\n"), "{text}");
-        assert!(text.contains("skip AR-1: because on shm (ranks 2t 2t)"), "{text}");
+        assert!(text.contains("skipped: because on shm (ranks 2t 2t): AR-1"), "{text}");
         assert!(text.contains("FAIL AR-1 shm threads 2 ranks: sums: because"), "{text}");
     }
 

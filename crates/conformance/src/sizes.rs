@@ -51,5 +51,10 @@ pub(crate) fn sizes(capabilities: &Capabilities, most: usize) -> Vec<Size> {
 /// The largest number of elements that a world of `members` ranks is tried with when the run has to be short: the
 /// oracle's work grows with the square of the world.
 pub(crate) fn most_elements(members: usize, full: bool) -> usize {
-    if full || members <= 2 { usize::MAX } else { 2_200_000 / (members * members) }
+    match members {
+        _ if full => usize::MAX,
+        // A group of one copies: no engine has a threshold there.
+        1 => 5_000,
+        _ => (1_200_000 / (members * members)).min(70_000),
+    }
 }

@@ -94,9 +94,14 @@ fn exact_prime(dtype: DType, members: usize) -> usize {
         DType::I16 | DType::U16 => 65_521,
         DType::I32 | DType::U32 => 2_147_483_647,
         DType::I64 | DType::U64 => 4_294_967_291,
+        DType::Opaque => 251,
         float => {
             let mut candidate = (exact_limit(float) / members.max(1) + 1).min(65_521);
-            while candidate >= 2 && (2..).take_while(|d| d * d <= candidate).any(|d| candidate % d == 0) {
+            // With 7 or 31 one of the two factors would vanish.
+            // With a divisor of the number of members every sum would be the same.
+            let varies = |p: usize| p != 7 && p != 31 && !members.is_multiple_of(p);
+            let fits = |p: usize| varies(p) && (2..).take_while(|d| d * d <= p).all(|d| !p.is_multiple_of(d));
+            while candidate >= 2 && !fits(candidate) {
                 candidate -= 1;
             }
             candidate

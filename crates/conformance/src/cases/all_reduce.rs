@@ -5,6 +5,7 @@ use crate::ctx::{Ctx, expect_error};
 use crate::frame::Frame;
 use crate::operation::{Operation, inputs, verify, verify_with};
 use crate::oracle;
+use crate::sizes::sizes;
 use crate::values::{Pattern, fill};
 use rankwise_core::{Communicator, DType, ErrorKind, OpKind, Part, ReduceOp};
 
@@ -31,8 +32,13 @@ pub(super) const CASES: &[Case] = &[
     Case::must("AR-30", "all-reduce: bases off every 16-byte boundary", offsets).needs(ALL_REDUCE),
     Case::must("AR-31", "all-reduce: a thousand small calls in a row", many_small_calls).needs(ALL_REDUCE),
     Case::must("AR-34", "all-reduce: a group of one copies and validates", alone),
-    Case::must("AR-40", "all-reduce: several tensors as one call, each as alone", several).needs(ALL_REDUCE),
+    Case::must("AR-40", "all-reduce: several tensors as one call, each as alone", several).needs(&[
+        Need::Kind(OpKind::AllReduce),
+        Need::Reduce(ReduceOp::Max, DType::I64),
+        Need::Reduce(ReduceOp::Sum, DType::U8),
+    ]),
     Case::must("AR-41", "all-reduce: no tensor at all is refused", no_tensor).needs(ALL_REDUCE),
+    Case::must("AR-33", "all-reduce: long messages, and around every threshold", long).needs(ALL_REDUCE).ranks(2, 8),
     Case::must("AR-42", "all-reduce: 2^31 + 8 elements", beyond_i32).needs(ALL_REDUCE).ranks(2, 2).large(),
 ];
 
@@ -46,12 +52,28 @@ pub(super) fn offered(ctx: &Ctx<'_>, ops: &[ReduceOp]) -> Vec<(ReduceOp, DType)>
 fn operators(ctx: &mut Ctx<'_>, ops: &[ReduceOp]) -> CaseResult {
     let mut comm = ctx.communicator()?;
     let pairs = offered(ctx, ops);
-    let sizes = ctx.sizes();
-    for row in ctx.sample(&[pairs.len(), sizes.len(), 2, 2]) {
+    let counts = ctx.sizes();
+    for row in ctx.sample(&[pairs.len(), counts.len(), 2, 2]) {
         let (op, dtype) = pairs[row[0]];
-        let mut operation = Operation::reducing(OpKind::AllReduce, dtype, op, sizes[row[1]].elements(dtype));
+        let mut operation = Operation::reducing(OpKind::AllReduce, dtype, op, counts[row[1]].elements(dtype));
         operation.in_place = row[2] == 1;
         operation.offset = row[3];
+        verify(ctx, &mut comm, &operation)?;
+    }
+    Ok(())
+}
+
+/// What the samples of the other cases leave out because every operator and type would be too much.
+fn long(ctx: &mut Ctx<'_>) -> CaseResult {
+    let mut comm = ctx.communicator()?;
+    let types = offered(ctx, &[ReduceOp::Sum]);
+    let most = if ctx.is_full() { usize::MAX } else { 8_000_000 / (comm.size() * comm.size()) };
+    let sizes: Vec<_> =
+        sizes(ctx.capabilities(), most).into_iter().filter(|s| s.elements(DType::U8) > 20_000).collect();
+    for row in ctx.sample(&[sizes.len(), 2]) {
+        let (op, dtype) = types[ctx.shared_random().below(types.len())];
+        let mut operation = Operation::reducing(OpKind::AllReduce, dtype, op, sizes[row[0]].elements(dtype));
+        operation.in_place = row[1] == 1;
         verify(ctx, &mut comm, &operation)?;
     }
     Ok(())

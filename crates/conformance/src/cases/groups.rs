@@ -301,9 +301,9 @@ fn two_threads(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut second = ctx.communicator()?;
     let work = |comm: &mut Communicator, rounds: usize| -> CaseResult {
         for round in 0..rounds {
-            let mut data = vec![comm.rank() as i64 + 1; 1 + round * 29];
+            let mut data = vec![comm.rank() as i32 + 1; 1 + round * 29];
             comm.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
-            let want = (comm.size() * (comm.size() + 1) / 2) as i64;
+            let want = (comm.size() * (comm.size() + 1) / 2) as i32;
             ensure!(data.iter().all(|v| *v == want), "round {round}: {:?} instead of {want}", data[0]);
         }
         Ok(())

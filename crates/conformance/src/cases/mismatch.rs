@@ -2,7 +2,6 @@
 
 use crate::case::{Case, CaseResult, Failure, Need, ensure};
 use crate::ctx::{Ctx, expect_error};
-use crate::values::{Pattern, fill};
 use rankwise_core::{Communicator, DType, Error, ErrorKind, OpKind, ReduceOp};
 use std::time::Duration;
 
@@ -223,8 +222,8 @@ fn swapped(ctx: &mut Ctx<'_>) -> CaseResult {
     let odd = ctx.size() - 1;
     let mut comm = ctx.communicator()?;
     comm.set_timeout(Duration::from_secs(10));
-    let data: Vec<u8> = fill(Pattern::Bits, DType::U8, 1, comm.rank(), comm.size(), 4);
-    let mut sums = data.clone();
+    let data = [comm.rank() as i32 + 1, 2, -3, 4];
+    let mut sums = data;
     let mut results = Vec::new();
     for step in 0..2 {
         let reduces = (step == 0) != (comm.rank() == odd);

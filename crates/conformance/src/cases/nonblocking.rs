@@ -2,9 +2,14 @@
 
 use crate::case::{Case, CaseResult, Failure, Need, ensure};
 use crate::ctx::{Ctx, expect_error};
-use rankwise_core::{Call, Communicator, ErrorKind, OpKind, ReduceOp};
+use rankwise_core::{Call, Communicator, DType, ErrorKind, OpKind, ReduceOp};
 
-const NONBLOCKING: &[Need] = &[Need::Nonblocking, Need::Kind(OpKind::AllReduce), Need::Kind(OpKind::AllGather)];
+const NONBLOCKING: &[Need] = &[
+    Need::Nonblocking,
+    Need::Kind(OpKind::AllReduce),
+    Need::Kind(OpKind::AllGather),
+    Need::Reduce(ReduceOp::Sum, DType::I64),
+];
 
 pub(super) const CASES: &[Case] = &[
     Case::must("NB-125", "nonblocking: many in flight, waited in reverse", reverse).offered(NONBLOCKING),

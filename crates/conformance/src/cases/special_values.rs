@@ -3,7 +3,7 @@
 use super::FLOATS;
 use crate::case::{Case, CaseResult, Need, ensure};
 use crate::ctx::Ctx;
-use crate::number::{elem_size, is_nan};
+use crate::number::{Number, decode, elem_size, is_nan};
 use crate::operation::{Operation, verify_with};
 use crate::values::{float, number, show};
 use rankwise_core::{Communicator, DType, OpKind, ReduceOp};
@@ -185,6 +185,10 @@ fn subnormals(ctx: &mut Ctx<'_>) -> CaseResult {
         let got = reduce(ctx, &mut comm, dtype, ReduceOp::Sum, 21, |_, _| smallest)?;
         let members = comm.size() as u8;
         // The smallest subnormals of every format are spaced evenly: n of them have the pattern n.
+        // Beyond the mantissa the oracle alone judges.
+        if members > if dtype == DType::F8E5M2 { 8 } else { 16 } {
+            continue;
+        }
         let exact = got.chunks(elem_size(dtype)).all(|e| e[0] == members && e[1..].iter().all(|b| *b == 0));
         ensure!(exact, "{dtype}: the sum of {members} smallest subnormals is {}", show(dtype, &got));
     }
@@ -260,6 +264,12 @@ fn mean_of_largest(ctx: &mut Ctx<'_>) -> CaseResult {
     for (dtype, x) in largest {
         for sign in [1.0, -1.0] {
             let got = reduce_one(ctx, &mut comm, dtype, ReduceOp::Avg, |_| float(dtype, sign * x))?;
+            let finite = match if got.is_empty() { Number::Int(0) } else { decode(dtype, &got) } {
+                Number::Single(mean) => mean.is_finite(),
+                Number::Double(mean) => mean.is_finite(),
+                Number::Int(_) => true,
+            };
+            ensure!(finite, "{dtype}: the mean of the largest number is {}", show(dtype, &got));
             if comm.size().is_power_of_two() && !got.is_empty() {
                 ensure!(got == float(dtype, sign * x)[..got.len()], "{dtype}: mean of MAX is {}", show(dtype, &got));
             }

@@ -11,7 +11,11 @@ const SCATTER: &[Need] = &[Need::Kind(OpKind::ReduceScatter)];
 pub(super) const CASES: &[Case] = &[
     Case::must("TN-1", "tensors: all_reduce of several shapes, a scalar among them", reduce_shapes).needs(REDUCE),
     Case::must("TN-32", "tensors: strided views are refused", strided),
-    Case::must("TN-40", "tensors: a tuple of tensors as one call; an empty tuple is refused", tuple).needs(REDUCE),
+    Case::must("TN-40", "tensors: a tuple of tensors as one call; an empty tuple is refused", tuple).needs(&[
+        Need::Kind(OpKind::AllReduce),
+        Need::Reduce(ReduceOp::Max, DType::U8),
+        Need::Reduce(ReduceOp::Max, DType::I64),
+    ]),
     Case::must("TN-54", "tensors: all_gather along every dimension", every_dimension).needs(GATHER),
     Case::must("TN-55", "tensors: dimensions that do not exist are refused", no_such_dimension).needs(GATHER),
     Case::must("TN-56", "tensors: no rows, no columns", nothing_inside).needs(GATHER),

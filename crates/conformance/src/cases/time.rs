@@ -46,7 +46,7 @@ fn missing(ctx: &mut Ctx<'_>, call: fn(&mut Communicator) -> rankwise_core::Resu
         let elapsed = start.elapsed();
         let error = match result {
             // Another member's clock ran out a moment earlier.
-            Err(error) if error.kind() == &ErrorKind::Poisoned => root_cause(&error)?,
+            Err(error) if error.kind() == &ErrorKind::Poisoned => root_cause(&error)?.with_operation(OpKind::Barrier),
             result => expect_error(result, &ErrorKind::Timeout, None)?,
         };
         ensure!(error.kind() == &ErrorKind::Timeout, "the first cause is {error}");
@@ -57,7 +57,7 @@ fn missing(ctx: &mut Ctx<'_>, call: fn(&mut Communicator) -> rankwise_core::Resu
     ctx.meet(&[])?;
     if comm.rank() == absent {
         // The others have given up: this is the first the late rank hears of it.
-        let error = comm.barrier().err();
+        let error = call(&mut comm).err();
         let kind = error.as_ref().map(|error| error.kind().clone());
         ensure!(
             matches!(kind, Some(ErrorKind::Poisoned | ErrorKind::Timeout)),
@@ -173,6 +173,8 @@ fn goodbye(ctx: &mut Ctx<'_>) -> CaseResult {
     ctx.note(|| "finalize with one late rank".into());
     comm.finalize()?;
     ctx.known_answer(&mut other)?;
+    // A rank that is ahead must not abort a call that others are still in.
+    ctx.meet(&[])?;
     other.abort();
     let mut fresh = ctx.communicator()?;
     ctx.known_answer(&mut fresh)

@@ -68,13 +68,13 @@ fn plan(drill: &Drill, backend: &str, seed: u64) -> Plan {
 /// What has been heard of the ranks, with the time of the fault.
 #[derive(Default)]
 struct Heard {
-    events: Vec<Heard1>,
+    events: Vec<RankEvent>,
     complaints: Vec<String>,
     fault_at: Option<u64>,
     hung: bool,
 }
 
-struct Heard1 {
+struct RankEvent {
     rank: usize,
     what: String,
     at: u64,
@@ -87,7 +87,7 @@ impl Heard {
     fn line(&mut self, text: &str) {
         match Record::parse(text) {
             Some(Record::Event { rank, what, at, kind, peers, detail }) => {
-                self.events.push(Heard1 { rank, what, at, kind, peers, detail });
+                self.events.push(RankEvent { rank, what, at, kind, peers, detail });
             }
             Some(Record::Broken { why, .. }) => self.complaints.push(why),
             Some(_) => {}
@@ -96,11 +96,11 @@ impl Heard {
         }
     }
 
-    fn of<'a>(&'a self, what: &'a str) -> impl Iterator<Item = &'a Heard1> {
+    fn of<'a>(&'a self, what: &'a str) -> impl Iterator<Item = &'a RankEvent> {
         self.events.iter().filter(move |event| event.what == what)
     }
 
-    fn from_rank<'a>(&'a self, what: &'a str, rank: usize) -> Option<&'a Heard1> {
+    fn heard_from<'a>(&'a self, what: &'a str, rank: usize) -> Option<&'a RankEvent> {
         self.of(what).find(|event| event.rank == rank)
     }
 }
@@ -223,22 +223,22 @@ fn judge(drill: &Drill, heard: &Heard) -> DrillResult {
     let witnesses: Vec<usize> =
         (0..RANKS).filter(|rank| *rank != drill.victim || expected.is_empty() || differs).collect();
     if expected.is_empty() {
-        let all = witnesses.iter().all(|rank| heard.from_rank("completed", *rank).is_some());
+        let all = witnesses.iter().all(|rank| heard.heard_from("completed", *rank).is_some());
         let errors: Vec<String> = heard.of("error").map(|e| format!("rank {}: {}", e.rank, e.detail)).collect();
         let detail = if all { String::new() } else { format!("not all completed; {}", errors.join(" | ")) };
         return result(if all { Status::Pass } else { Status::Fail }, detail, None);
     }
     let mut last = 0;
     for rank in witnesses {
-        let Some(error) = heard.from_rank("error", rank) else {
-            let what = if heard.from_rank("completed", rank).is_some() { "noticed nothing" } else { "said nothing" };
+        let Some(error) = heard.heard_from("error", rank) else {
+            let what = if heard.heard_from("completed", rank).is_some() { "noticed nothing" } else { "said nothing" };
             return result(Status::Fail, format!("rank {rank} {what}; {}", complaints()), None);
         };
         let kind = error.kind.as_deref().unwrap_or("");
         if !expected.contains(&kind) || error.peers != [drill.victim] {
             return result(Status::Fail, format!("rank {rank} learned otherwise: {}", error.detail), None);
         }
-        let later = heard.from_rank("later", rank).and_then(|later| later.kind.as_deref());
+        let later = heard.heard_from("later", rank).and_then(|later| later.kind.as_deref());
         if later != Some(poisoned()) {
             return result(Status::Fail, format!("rank {rank}: a later call gave {later:?}, not Poisoned"), None);
         }

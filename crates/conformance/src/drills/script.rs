@@ -7,7 +7,7 @@ use crate::ctx::join;
 use crate::operation::{Buffers, Operation, inputs, perform};
 use crate::oracle;
 use crate::plan::{DrillPart, Record, monotonic_nanos};
-use rankwise_core::{Communicator, Config, DType, Error, ErrorKind, Group, OpKind, ReduceOp, Result};
+use rankwise_core::{Backend, Communicator, Config, DType, Error, ErrorKind, Group, OpKind, ReduceOp, Result};
 use rankwise_world::{Attachment, Driver, World};
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ fn part_of(world: &World, driver: &dyn Driver, drill: &Drill, timeout: Duration,
         },
         Scenario::Abort | Scenario::Panic | Scenario::Exit | Scenario::Leave if is_victim => {
             std::thread::sleep(Duration::from_millis(100));
-            return victim(drill, comm, report);
+            return victim(drill, comm, backend, report);
         }
         Scenario::Differ(field) => differing(&mut comm, field, is_victim, &call, report),
         _ => loop {
@@ -96,7 +96,7 @@ fn part_of(world: &World, driver: &dyn Driver, drill: &Drill, timeout: Duration,
     Ok(())
 }
 
-fn victim(drill: &Drill, comm: Communicator, report: &Reporter) -> Result<()> {
+fn victim(drill: &Drill, comm: Communicator, backend: Backend, report: &Reporter) -> Result<()> {
     match drill.scenario {
         Scenario::Abort => {
             let handle = comm.abort_handle();
@@ -115,8 +115,8 @@ fn victim(drill: &Drill, comm: Communicator, report: &Reporter) -> Result<()> {
         }
         _ => {
             report.event("fault", None, String::new());
-            drop(comm);
-            // The process stays: it is the communicator that has gone.
+            // The group's communicator lives as long as the backend or a handle of it.
+            drop((comm, backend));
             std::thread::sleep(Duration::from_millis(600));
             Ok(())
         }
@@ -142,9 +142,7 @@ fn differing(comm: &mut Communicator, field: Field, is_victim: bool, call: &Repe
             let total = counts.iter().sum();
             comm.all_gather_v(&[1_u8; 2], &mut vec![0; total], &counts)
         }
-        (Field::Root, _) => {
-            comm.broadcast(&mut floats, if is_victim { 1 } else { members - 2 - usize::from(members == 2) })
-        }
+        (Field::Root, _) => comm.broadcast(&mut floats, if is_victim { members - 1 } else { 0 }),
         // The victim goes on to what comes after this call.
         (Field::Sequence, true) => Ok(()),
         _ => comm.all_reduce_in_place(&mut floats, ReduceOp::Sum),
