@@ -5,6 +5,8 @@
 
 #[cfg(target_os = "linux")]
 mod bench;
+#[cfg(target_os = "linux")]
+mod conformance;
 mod info;
 #[cfg(target_os = "linux")]
 mod launch;
@@ -32,6 +34,13 @@ enum Command {
     #[cfg(target_os = "linux")]
     #[command(name = "__bench-rank", hide = true)]
     BenchRank(Box<bench::BenchArgs>),
+    /// Test backends against the contract
+    #[cfg(target_os = "linux")]
+    Conformance(Box<conformance::Conformance>),
+    /// One rank of `conformance`
+    #[cfg(target_os = "linux")]
+    #[command(name = conformance::RANK_SUBCOMMAND, hide = true)]
+    ConformanceRank,
     /// Show version, machine, backends, environment variables and limits
     Info(info::Info),
 }
@@ -44,6 +53,10 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         #[cfg(target_os = "linux")]
         Command::BenchRank(command) => command.run_rank(),
+        #[cfg(target_os = "linux")]
+        Command::Conformance(command) => command.run(),
+        #[cfg(target_os = "linux")]
+        Command::ConformanceRank => conformance::run_rank(),
         Command::Info(command) => command.run(),
     }
 }

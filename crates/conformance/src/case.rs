@@ -19,12 +19,12 @@ pub type CaseResult<T = ()> = Result<T, Failure>;
 
 /// Fails the case with a formatted text unless the condition holds.
 macro_rules! ensure {
-    ($condition:expr, $($text:tt)+) => {
+    ($condition:expr, $($text:tt)+) => {{
         let holds: bool = $condition;
         if !holds {
             return Err($crate::case::Failure(format!($($text)+)));
         }
-    };
+    }};
 }
 pub(crate) use ensure;
 

@@ -2,7 +2,7 @@
 //!
 //! It is for authors of backends and for those who choose one. It knows no backend: it takes [`Driver`]s, joins them in
 //! jobs of real processes or of threads, and compares what the typed interface does with an oracle of its own. It does
-//! not measure speed.
+//! not measure speed. It starts processes, so it is empty on systems other than Linux.
 //!
 //! - [`cases`] is the table of plain functions, one file a family; [`case`] says what a case is, [`ctx`] what it is given.
 //! - [`operation`] calls one described operation and checks everything visible of it; `oracle`, `number`, `values`,
@@ -38,6 +38,7 @@
 //!
 //! [`Driver`]: rankwise_world::Driver
 
+#![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
 
 pub mod case;
