@@ -141,7 +141,7 @@ pub struct Refusal<'a> {
     pub peer: Option<usize>,
     /// Why.
     pub why: &'a Error,
-    /// How many calls it would have been.
+    /// How many calls one launch would have been.
     pub calls: usize,
 }
 
@@ -248,8 +248,9 @@ pub unsafe trait RawCommunicator: Send + Sync + Any {
     /// not touched. `calls` and the slices of counts in it may be gone after return.
     unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>>;
 
-    /// Takes the sequence numbers of a call that was refused above, and tells the peers that meet it (`PeerRejected`); for
-    /// a refused Send or Recv the one peer, if that can be told. Does not wait for the peers to come.
+    /// Takes the place of a call that was refused above, and tells the peers that meet it (`PeerRejected`). Does not wait for
+    /// them to come. A refused collective, or a launch of several, takes one sequence number: it is always met at the first call of
+    /// a peer's launch, which then ends. A refused Send tells its receiver; a refused Recv takes the next message of its pair.
     ///
     /// A backend that can't tell them makes itself unusable here (later calls are `Poisoned`): else this rank's next call
     /// would meet the peers' refused one, and data would be silently wrong.

@@ -5,6 +5,7 @@ use crate::communicator::{ShmCommunicator, new_segment, open_segments};
 use crate::layout::{self, Layout};
 use crate::pause::WaitRules;
 use crate::rank_state::RankState;
+use crate::segment::Segment;
 use crate::sync::PAYLOAD;
 use rankwise_core::backend::{CommSpec, RawBackend, RawCommunicator};
 use rankwise_core::{
@@ -147,6 +148,8 @@ unsafe impl RawBackend for ShmBackend {
             0 => format!("group {group}"),
             _ => format!("split communicator {group}"),
         };
+        // From here on peers may hold this rank's segment: if no communicator comes of it they must see that it left.
+        let mut unfinished = Unfinished { own, finished: false };
         let parts = rank.world.store().exchange(&key, &what, group, &payload, attachment, deadline)?;
         let mut caps = table();
         let mut attachments = Vec::new();
@@ -168,10 +171,25 @@ unsafe impl RawBackend for ShmBackend {
             }
             attachments.push(attachment);
         }
-        let segments = open_segments(me, own, attachments.into_iter())?;
+        let segments = open_segments(me, unfinished.own.clone(), attachments.into_iter())?;
+        unfinished.finished = true;
         let rules = WaitRules::new(rank.settings.wait, fits(&rank.world));
         let comm = Comm::new(spec.clone(), me, caps, rules, rank.clone(), segments);
         Ok(Arc::new(ShmCommunicator(Arc::new(comm))))
+    }
+}
+
+/// The own segment of a communicator in the making.
+struct Unfinished {
+    own: Arc<Segment>,
+    finished: bool,
+}
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        if !self.finished {
+            Comm::leave_segment(&self.own);
+        }
     }
 }
 

@@ -14,8 +14,8 @@ use rankwise_core::backend::CommSpec;
 use rankwise_core::fork::Generation;
 use rankwise_core::{Capabilities, Error, ErrorKind, Group, Result};
 use rankwise_world::Placement;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 /// One communicator on this rank.
 ///
@@ -48,6 +48,8 @@ pub(crate) struct Comm {
     pub(crate) steps: AtomicU64,
     /// The member that the last wait waits for, with `MAIL` for a send or receive.
     pub(crate) waiting: AtomicUsize,
+    /// Looks of a first wait before it gives up its turn.
+    pub(crate) burst: AtomicU32,
     /// Counts waits that ended, so that the pause starts over.
     pub(crate) moves: AtomicU64,
     /// Fragments sent to and received from each member.
@@ -98,6 +100,7 @@ impl Comm {
             met: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             waiting: AtomicUsize::new(usize::MAX),
+            burst: AtomicU32::new(rules.burst),
             moves: AtomicU64::new(0),
             sent: counters(),
             received: counters(),
@@ -134,6 +137,12 @@ impl Comm {
         // SAFETY: every segment begins with a `Ctl`, is page aligned, was zeroed, and lives as long as `self`. A `Ctl` has
         // only atomics and a payload cell.
         unsafe { &*self.segments[member].base().cast::<Ctl>() }
+    }
+
+    /// Marks the owner of an own segment as left.
+    pub(crate) fn leave_segment(own: &Segment) {
+        // SAFETY: a segment of a communicator begins with a `Ctl`, is writable by its owner, and lives during the call.
+        unsafe { &*own.base().cast::<Ctl>() }.leave();
     }
 
     #[inline]
@@ -186,6 +195,19 @@ impl Comm {
             let mut many = self.sources.lock().unwrap_or_else(|e| e.into_inner());
             fill(&mut many.0, &mut source);
             f(&many.0)
+        }
+    }
+
+    pub(crate) fn lock_queue(&self) -> MutexGuard<'_, Queue> {
+        // A panic in a waiter leaves the queue as it was: its calls go on.
+        self.queue.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    pub(crate) fn try_queue(&self) -> Option<MutexGuard<'_, Queue>> {
+        match self.queue.try_lock() {
+            Ok(queue) => Some(queue),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
         }
     }
 
@@ -359,7 +381,15 @@ impl Comm {
     pub(crate) fn adopt(&self, member: usize, poison: Poison) -> Error {
         let culprit = poison.culprit as usize;
         let (reporter, me) = (self.global(member), self.global(self.me));
-        let error = match poison.kind {
+        // A peer may accuse other members only; what else it posts counts as its own abort.
+        let credible = self.group().contains(culprit)
+            && match poison.kind {
+                PoisonKind::Lost | PoisonKind::Left => culprit != me,
+                PoisonKind::Aborted => culprit == reporter,
+                PoisonKind::Mismatch | PoisonKind::Timeout => true,
+            };
+        let (kind, culprit) = if credible { (poison.kind, culprit) } else { (PoisonKind::Aborted, reporter) };
+        let error = match kind {
             PoisonKind::Lost => lost_error(culprit),
             PoisonKind::Left => left_error(culprit),
             PoisonKind::Aborted => Error::new(
@@ -385,7 +415,7 @@ impl Comm {
             )
             .with_peers([culprit]),
         };
-        self.fail(poison.kind, culprit, error)
+        self.fail(kind, culprit, error)
     }
 
     /// Makes every member's calls fail. Any thread.
@@ -426,11 +456,15 @@ pub(crate) fn left_error(rank: usize) -> Error {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        exit::unregister(&self.segments[self.me]);
-        // In a forked child the segment is the parent's.
-        if self.generation.is_current() {
-            self.own().leave();
-            self.ring_all();
+        // In a forked child the segment is the parent's, and another thread may have held any lock.
+        if !self.generation.is_current() {
+            return;
         }
+        exit::unregister(&self.segments[self.me]);
+        let error = Error::new(ErrorKind::Closed, "the communicator was dropped while the call was in flight");
+        let mut queue = std::mem::take(&mut *self.lock_queue());
+        queue.fail_all(self, &error);
+        self.own().leave();
+        self.ring_all();
     }
 }

@@ -29,24 +29,20 @@ impl Comm {
         self.recheck(seq)
     }
 
-    /// Takes `calls` sequence numbers for a call that was refused.
-    async fn refuse(&self, kind: OpKind, why: &ErrorKind, calls: usize) {
-        for _ in 0..calls {
-            let seq = self.next_seq();
-            self.slot_is_free(seq).await;
-            self.post(seq, descriptor::rejected(kind, why), |_| {});
-        }
+    /// Takes one sequence number for a launch that was refused, however many calls it would have been: peers meet it at the
+    /// first call of theirs and stop there, so that all members go on with the same number.
+    async fn refuse(&self, kind: OpKind, why: &ErrorKind) {
+        let seq = self.next_seq();
+        self.slot_is_free(seq).await;
+        self.post(seq, descriptor::rejected(kind, why), |_| {});
     }
 
-    /// Runs a batch; when a peer refused one of its calls it refused all that follow.
+    /// Runs a batch, up to its first error.
     async fn batch(&self, calls: &[RawCall<'_>]) -> Result<()> {
         let batch = calls.len();
         for (index, call) in calls.iter().enumerate() {
             let result = self.execute(Op { call: *call, index, batch }).await;
             if let Err(error) = result {
-                if error.kind() == &ErrorKind::PeerRejected {
-                    self.refuse(call.kind, &ErrorKind::PeerRejected, batch - index - 1).await;
-                }
                 let mail = matches!(call.kind, OpKind::Send | OpKind::Recv);
                 return Err(if mail { error } else { error.with_sequence(self.current_seq()) });
             }
@@ -62,11 +58,11 @@ fn host_only(queue: Queue) -> Result<()> {
     }
 }
 
-/// A call and the counts it points to.
+/// A call that owns its counts.
 struct Kept {
     call: RawCall<'static>,
-    _send: Box<[usize]>,
-    _recv: Box<[usize]>,
+    send: Vec<usize>,
+    recv: Vec<usize>,
 }
 
 impl Kept {
@@ -75,21 +71,22 @@ impl Kept {
     }
 
     fn new(call: &RawCall<'_>) -> Kept {
-        let send: Box<[usize]> = call.counts.send.into();
-        let recv: Box<[usize]> = call.counts.recv.into();
-        // SAFETY: the boxes live in the same value as the call, do not move when it does, and are never changed.
-        let counts = unsafe { Counts { send: &*std::ptr::from_ref(&*send), recv: &*std::ptr::from_ref(&*recv) } };
-        // The buffers' lifetime is the caller's promise; only the counts carry one.
+        // The buffers' validity is the caller's promise; only the counts carry a lifetime.
         let mut kept = RawCall::new(call.kind, call.dtype, call.count);
         kept.elem_size = call.elem_size;
         kept.op = call.op;
-        kept.counts = counts;
         kept.root = call.root;
         kept.src = call.src;
         kept.dst = call.dst;
         kept.tag = call.tag;
         kept.fused = call.fused;
-        Kept { call: kept, _send: send, _recv: recv }
+        Kept { call: kept, send: call.counts.send.to_vec(), recv: call.counts.recv.to_vec() }
+    }
+
+    fn call(&self) -> RawCall<'_> {
+        let mut call = self.call;
+        call.counts = Counts { send: &self.send, recv: &self.recv };
+        call
     }
 }
 
@@ -117,7 +114,7 @@ impl ShmCommunicator {
         let comm = &self.0;
         let home = Home(Arc::as_ptr(comm));
         let (mail, collectives): (Vec<_>, Vec<_>) = calls.iter().map(Kept::new).partition(|kept| kept.is_mail());
-        let mut queue = comm.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let mut queue = comm.lock_queue();
         let mut states = Vec::new();
         let mut push = |lane, operation| {
             let state = Arc::new(Progressing::default());
@@ -134,7 +131,7 @@ impl ShmCommunicator {
                 Box::pin(async move {
                     let kept = kept;
                     // SAFETY: this future lives in the queue of that communicator.
-                    unsafe { home.comm() }.execute(Op { call: kept.call, index: 0, batch: 1 }).await
+                    unsafe { home.comm() }.execute(Op { call: kept.call(), index: 0, batch: 1 }).await
                 }),
             );
         }
@@ -142,7 +139,7 @@ impl ShmCommunicator {
             push(
                 Lane::Collective,
                 Box::pin(async move {
-                    let calls: Vec<RawCall<'_>> = collectives.iter().map(|kept| kept.call).collect();
+                    let calls: Vec<RawCall<'_>> = collectives.iter().map(Kept::call).collect();
                     // SAFETY: this future lives in the queue of that communicator.
                     unsafe { home.comm() }.batch(&calls).await
                 }),
@@ -154,7 +151,7 @@ impl ShmCommunicator {
 
     /// Runs `operation` now if nothing is queued; `None` when something is.
     fn run_alone(&self, operation: impl Future<Output = Result<()>>, deadline: Duration) -> Option<Result<()>> {
-        let queue = self.0.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let queue = self.0.lock_queue();
         queue.is_empty().then(|| self.0.drive(operation, deadline))
     }
 
@@ -162,10 +159,11 @@ impl ShmCommunicator {
     fn drain(&self, deadline: Duration) -> Result<()> {
         self.0.wait_while(
             &mut || {
-                let mut queue = self.0.queue.lock().unwrap_or_else(|e| e.into_inner());
+                let mut queue = self.0.lock_queue();
                 queue.progress(&self.0);
                 queue.is_empty().then_some(Ok(()))
             },
+            &|| self.0.try_queue().map_or_else(Vec::new, |queue| queue.all_awaited()),
             deadline,
         )
     }
@@ -201,13 +199,9 @@ unsafe impl RawCommunicator for ShmCommunicator {
         if let Some(result) = alone.then(|| self.run_alone(self.0.batch(calls), deadline)).flatten() {
             return result;
         }
-        // SAFETY: passed on; `wait` ends idle, or `cancel` makes it so, before the buffers' borrow ends.
-        let mut work = unsafe { self.start(calls, Queue::Host, deadline)? };
-        let result = work.wait(deadline);
-        if result.is_err() {
-            work.cancel();
-        }
-        result
+        // SAFETY: passed on; the guard makes the work idle before the buffers' borrow ends, also when `wait` panics.
+        let mut work = Idle(unsafe { self.start(calls, Queue::Host, deadline)? });
+        work.0.wait(deadline)
     }
 
     unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>> {
@@ -220,14 +214,15 @@ unsafe impl RawCommunicator for ShmCommunicator {
     }
 
     fn reject(&self, refusal: &Refusal<'_>) {
-        // A refused Recv leaves the message to the next one: there is nobody to tell.
-        if refusal.kind == OpKind::Recv || self.0.check_usable().is_err() {
+        if self.0.check_usable().is_err() {
             return;
         }
-        let (kind, calls, why) = (refusal.kind, refusal.calls, refusal.why.kind().clone());
+        let (kind, why) = (refusal.kind, refusal.why.kind().clone());
         let lane = match (kind, refusal.peer) {
             (OpKind::Send, Some(to)) => Lane::Send(to),
-            (OpKind::Send, None) => return,
+            (OpKind::Recv, Some(from)) => Lane::Recv(from),
+            // Without a peer there is nobody to tell.
+            (OpKind::Send | OpKind::Recv, None) => return,
             _ => Lane::Collective,
         };
         let home = Home(Arc::as_ptr(&self.0));
@@ -236,11 +231,12 @@ unsafe impl RawCommunicator for ShmCommunicator {
             let comm = unsafe { home.comm() };
             match lane {
                 Lane::Send(to) => comm.send_refusal(to, &why).await,
-                _ => comm.refuse(kind, &why, calls).await,
+                Lane::Recv(from) => comm.discard(from).await,
+                Lane::Collective => comm.refuse(kind, &why).await,
             }
             Ok(())
         });
-        let mut queue = self.0.queue.lock().unwrap_or_else(|e| e.into_inner());
+        let mut queue = self.0.lock_queue();
         self.0.rank.add_outstanding(&self.0);
         // SAFETY: the future holds no buffers.
         unsafe { queue.push(lane, refuse, Arc::default()) };
@@ -251,12 +247,15 @@ unsafe impl RawCommunicator for ShmCommunicator {
         let comm = &self.0;
         comm.check_usable()?;
         let began = Instant::now();
-        let (own, attachment) = new_segment(&comm.rank, bytes.next_multiple_of(4096)).inspect_err(|error| {
+        let whole_pages = bytes
+            .checked_next_multiple_of(4096)
+            .ok_or_else(|| Error::new(ErrorKind::CountTooLarge, format!("{bytes} bytes exceed the address space")));
+        let (own, attachment) = whole_pages.and_then(|bytes| new_segment(&comm.rank, bytes)).inspect_err(|error| {
             self.reject(&Refusal::new(OpKind::Alloc, error, 1));
         })?;
         self.run_after_queue(comm.handshake(OpKind::Alloc, bytes as u64), deadline)?;
         let index = comm.allocations.lock().unwrap_or_else(|e| e.into_inner()).next_index();
-        let key = format!("shm/alloc/{:x}/{}/{index}", comm.spec.tag, comm.group());
+        let key = format!("shm/alloc/{:x}/{}/{:x}/{index}", comm.spec.tag, comm.group(), comm.group().stable_hash());
         let what = format!("allocation {index} of {bytes} bytes on group {}", comm.group());
         let rest = deadline.saturating_sub(began.elapsed());
         let parts = comm
@@ -302,6 +301,15 @@ unsafe impl RawCommunicator for ShmCommunicator {
     }
 }
 
+/// Cancels what has not finished.
+struct Idle(Box<dyn RawWork>);
+
+impl Drop for Idle {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
 /// Started calls.
 struct ShmWork {
     comm: Arc<Comm>,
@@ -314,11 +322,19 @@ struct ShmWork {
 impl ShmWork {
     fn progress(&self) -> Option<Result<()>> {
         if self.states.iter().any(|state| state.is_pending())
-            && let Ok(mut queue) = self.comm.queue.try_lock()
+            && let Some(mut queue) = self.comm.try_queue()
         {
             queue.progress(&self.comm);
         }
         self.outcome()
+    }
+
+    /// Whom the pending calls wait for.
+    fn awaited(&self) -> Vec<usize> {
+        match self.comm.try_queue() {
+            Some(queue) => queue.awaited(&self.states),
+            None => Vec::new(),
+        }
     }
 
     fn outcome(&self) -> Option<Result<()>> {
@@ -345,14 +361,19 @@ unsafe impl RawWork for ShmWork {
         if self.looks.is_multiple_of(64) || self.began.elapsed() >= self.deadline {
             // No waiting: only a look at peers, poison and the deadline.
             let rest = self.deadline.saturating_sub(self.began.elapsed());
-            self.comm.look_for_trouble(&mut || self.progress(), rest.is_zero(), self.began.elapsed())?;
+            self.comm.look_for_trouble(
+                &mut || self.progress(),
+                &|| self.awaited(),
+                rest.is_zero(),
+                self.began.elapsed(),
+            )?;
         }
         Ok(false)
     }
 
     fn wait(&mut self, deadline: Duration) -> Result<()> {
         let rest = self.deadline.saturating_sub(self.began.elapsed());
-        self.comm.wait_while(&mut || self.progress(), deadline.min(rest))
+        self.comm.wait_while(&mut || self.progress(), &|| self.awaited(), deadline.min(rest))
     }
 
     fn order(&mut self, queue: Queue) -> Result<()> {
@@ -368,7 +389,7 @@ unsafe impl RawWork for ShmWork {
             let culprit = self.comm.global(self.comm.me);
             let error = Error::new(ErrorKind::Aborted, "a started call was cancelled").with_peers([culprit]);
             let error = self.comm.fail(PoisonKind::Aborted, culprit, error);
-            let mut queue = self.comm.queue.lock().unwrap_or_else(|e| e.into_inner());
+            let mut queue = self.comm.lock_queue();
             queue.fail_all(&self.comm, &error);
         }
         true

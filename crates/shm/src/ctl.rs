@@ -131,7 +131,7 @@ impl Ctl {
     /// Whether call `seq` (or a later one in its slot) has been posted. Acquires its words and payload.
     #[inline]
     pub(crate) fn has_posted(&self, seq: u64) -> bool {
-        self.slot(seq).seq.load(Ordering::Acquire) >= seq
+        acquired(self.slot(seq).seq.load(Ordering::Relaxed) >= seq)
     }
 
     /// The descriptor words of a call that [`Ctl::has_posted`].
@@ -143,7 +143,7 @@ impl Ctl {
 
     /// The newest posted call and its words, for diagnosis; racy by nature.
     pub(crate) fn last_posted(&self) -> (u64, [u64; 3]) {
-        let newest = self.slots.iter().map(|slot| slot.seq.load(Ordering::Acquire)).max().unwrap_or(0);
+        let newest = self.slots.iter().map(|slot| slot.seq.load(Ordering::Relaxed)).max().unwrap_or(0);
         (newest, self.words(newest))
     }
 
@@ -157,7 +157,7 @@ impl Ctl {
     /// Whether a progress counter has reached `value`. Acquires what was written before.
     #[inline]
     pub(crate) fn has_reached(&self, progress: Progress, value: u64) -> bool {
-        self.progress[progress as usize].0.load(Ordering::Acquire) >= value
+        acquired(self.progress[progress as usize].0.load(Ordering::Relaxed) >= value)
     }
 
     /// Own `Ctl`: poisons, unless poisoned before. Ordered before everything the rank does later.
@@ -171,7 +171,8 @@ impl Ctl {
     /// The poison, if any.
     #[inline]
     pub(crate) fn poisoned(&self) -> Option<Poison> {
-        match self.board.0.poison.load(Ordering::Acquire) {
+        // Relaxed: the word carries all there is to know.
+        match self.board.0.poison.load(Ordering::Relaxed) {
             0 => None,
             word => Poison::unpack(word),
         }
@@ -186,17 +187,19 @@ impl Ctl {
     /// Whether the rank left. Read it before a last look at what it posted.
     #[inline]
     pub(crate) fn has_left(&self) -> bool {
-        self.board.0.left.load(Ordering::Acquire) != 0
+        acquired(self.board.0.left.load(Ordering::Relaxed) != 0)
     }
 
     /// Own `Ctl`: about to sleep until `member` publishes. Returns its bell, to be given to the futex after the caller has
     /// looked at its condition once more.
     pub(crate) fn prepare_sleep(&self, member: usize, target: &Ctl) -> u32 {
-        self.board.0.waiting_on.store(member as u32 + 1, Ordering::SeqCst);
+        self.board.0.waiting_on.store(member as u32 + 1, Ordering::Relaxed);
         // Orders the flag before the caller's recheck: the other half of `store_then_fence`.
         fence(Ordering::SeqCst);
         // Pairs with `change_bell`: who reads the new bell, and so would sleep on it, sees the publication when it rechecks.
-        target.bell.0.load(Ordering::Acquire)
+        let bell = target.bell.0.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        bell
     }
 
     /// Own `Ctl`: awake again.
@@ -204,10 +207,10 @@ impl Ctl {
         self.board.0.waiting_on.store(0, Ordering::Relaxed);
     }
 
-    /// Whether this rank sleeps (or is about to) until `member` publishes.
+    /// Whether this rank sleeps (or is about to) until `member` publishes. Looked at after `store_then_fence`.
     #[inline]
     pub(crate) fn sleeps_on(&self, member: usize) -> bool {
-        self.board.0.waiting_on.load(Ordering::SeqCst) == member as u32 + 1
+        self.board.0.waiting_on.load(Ordering::Relaxed) == member as u32 + 1
     }
 
     /// Own `Ctl`: changes the bell, so that a sleeper that is about to sleep does not. The caller then wakes the futex.
@@ -226,6 +229,17 @@ impl Ctl {
     pub(crate) fn bell_value(&self) -> u32 {
         self.bell.0.load(Ordering::Acquire)
     }
+}
+
+/// Acquires what was released before the relaxed load that gave `seen`, if it did.
+///
+/// Peers' words lie in read-only mappings, where the standard library promises relaxed loads only.
+#[inline]
+pub(crate) fn acquired(seen: bool) -> bool {
+    if seen {
+        fence(Ordering::Acquire);
+    }
+    seen
 }
 
 /// To be put between the last read of foreign memory and the look at the poison words.

@@ -1,6 +1,6 @@
 //! Marks this rank as left when the process exits without dropping its communicators.
 
-use crate::ctl::Ctl;
+use crate::comm::Comm;
 use crate::segment::Segment;
 use rankwise_core::fork::Generation;
 use std::sync::{Arc, Mutex, Once};
@@ -30,8 +30,7 @@ extern "C" fn at_exit() {
     let Ok(live) = LIVE.try_lock() else { return };
     for (generation, segment) in live.iter() {
         if generation.is_current() {
-            // SAFETY: the segment begins with a `Ctl` of this rank and is mapped writable; the list keeps it mapped.
-            unsafe { &*segment.base().cast::<Ctl>() }.leave();
+            Comm::leave_segment(segment);
         }
     }
 }

@@ -79,6 +79,8 @@ struct Started {
     operation: Operation,
     lane: Lane,
     state: Arc<Progressing>,
+    /// As in `Comm::waiting`, when it was last polled; `usize::MAX` before.
+    awaits: usize,
 }
 
 // SAFETY: the future holds raw parts of buffers that the starter lent or gave up until the call is idle, and a pointer
@@ -102,7 +104,7 @@ impl Queue {
     ///
     /// What `operation` points to stays valid until `state` is no longer pending, and may be used from any thread.
     pub(crate) unsafe fn push(&mut self, lane: Lane, operation: Operation, state: Arc<Progressing>) {
-        self.started.push(Started { operation, lane, state });
+        self.started.push(Started { operation, lane, state, awaits: usize::MAX });
     }
 
     /// Polls what may run. Collectives run strictly in order; sends and receives only wait for those of the same pair.
@@ -111,6 +113,13 @@ impl Queue {
             let cause = cause.clone();
             return self.fail_all(comm, &cause);
         }
+        // Others want their turn: look once, don't spin.
+        let burst = comm.burst.swap(0, Ordering::Relaxed);
+        self.poll(comm);
+        comm.burst.store(burst, Ordering::Relaxed);
+    }
+
+    fn poll(&mut self, comm: &Comm) {
         let mut context = Context::from_waker(Waker::noop());
         let mut blocked: Vec<Lane> = Vec::new();
         let mut i = 0;
@@ -132,6 +141,7 @@ impl Queue {
                     }
                 }
                 Poll::Pending => {
+                    started.awaits = comm.waiting.load(Ordering::Relaxed);
                     blocked.push(started.lane);
                     // All later ones are usually collectives: no need to walk over them.
                     if started.lane == Lane::Collective
@@ -146,6 +156,21 @@ impl Queue {
         if ended > 0 {
             comm.rank.remove_outstanding(ended);
         }
+    }
+
+    /// Whom the calls that hold up these wait for: those of the same lanes that were polled.
+    pub(crate) fn awaited(&self, states: &[Arc<Progressing>]) -> Vec<usize> {
+        let holds_up = |one: &Started| {
+            self.started
+                .iter()
+                .any(|other| other.lane == one.lane && states.iter().any(|state| Arc::ptr_eq(state, &other.state)))
+        };
+        self.started.iter().filter(|one| one.awaits != usize::MAX && holds_up(one)).map(|one| one.awaits).collect()
+    }
+
+    /// Whom any call waits for.
+    pub(crate) fn all_awaited(&self) -> Vec<usize> {
+        self.started.iter().map(|one| one.awaits).filter(|awaits| *awaits != usize::MAX).collect()
     }
 
     /// Drops every call; their handles get the error.

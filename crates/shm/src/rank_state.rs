@@ -77,7 +77,7 @@ impl RankState {
         };
         for comm in comms {
             if !std::ptr::eq(&*comm, except)
-                && let Ok(mut queue) = comm.queue.try_lock()
+                && let Some(mut queue) = comm.try_queue()
             {
                 queue.progress(&comm);
             }

@@ -118,6 +118,10 @@ mod linux {
             if stat.st_size != bytes as i64 {
                 return Err(refused(format!("{} bytes", stat.st_size)));
             }
+            // A hole would be filled at our first read, and at our expense.
+            if (stat.st_blocks as u64).saturating_mul(512) < bytes as u64 {
+                return Err(refused(format!("only {} blocks reserved", stat.st_blocks)));
+            }
             let seals = rustix::fs::fcntl_get_seals(fd).map_err(|e| refused(format!("no memfd ({e})")))?;
             if !seals.contains(SEALS) {
                 return Err(refused(format!("seals {seals:?}")));

@@ -35,7 +35,7 @@ impl<F: Fn() -> bool + Unpin> Future for Until<'_, F> {
             return Poll::Ready(());
         }
         if !self.pending {
-            for _ in 0..self.comm.rules.burst {
+            for _ in 0..self.comm.burst.load(Ordering::Relaxed) {
                 spin_loop();
                 if (self.condition)() {
                     return Poll::Ready(());
@@ -53,7 +53,8 @@ enum Trouble {
     Adopted(usize, crate::ctl::Poison),
     Left(usize),
     Lost(usize),
-    Deadline,
+    /// With whom it waits for, as in [`Comm::waiting`].
+    Deadline(Option<usize>),
 }
 
 impl Comm {
@@ -69,7 +70,7 @@ impl Comm {
         Until { comm: self, waits_for: member | MAIL, pending: false, condition }
     }
 
-    /// The member that is waited for, if any.
+    /// The member that the last polled operation waits for, if any.
     fn awaited(&self) -> Option<usize> {
         let member = self.waiting.load(Ordering::Relaxed) & !MAIL;
         (member < self.members()).then_some(member)
@@ -87,13 +88,20 @@ impl Comm {
                     Poll::Ready(result) => Some(result),
                     Poll::Pending => None,
                 },
+                &|| vec![self.waiting.load(Ordering::Relaxed)],
                 deadline,
             ),
         }
     }
 
-    /// Calls `look` until it returns something, pausing in between; fails on poison, leaving, death and the deadline.
-    pub(crate) fn wait_while(&self, look: &mut dyn FnMut() -> Option<Result<()>>, deadline: Duration) -> Result<()> {
+    /// Calls `look` until it returns something, pausing in between; fails on poison, on leaving or death of a member among
+    /// `awaited` (as in `Comm::waiting`), and at the deadline.
+    pub(crate) fn wait_while(
+        &self,
+        look: &mut dyn FnMut() -> Option<Result<()>>,
+        awaited: &dyn Fn() -> Vec<usize>,
+        deadline: Duration,
+    ) -> Result<()> {
         let mut pause = Pause::new(self.rules);
         let mut moves = self.moves.load(Ordering::Relaxed);
         loop {
@@ -122,7 +130,7 @@ impl Comm {
                     }
                 }
             }
-            if check && let Some(trouble) = self.find_trouble(pause.began.elapsed() >= deadline, step) {
+            if check && let Some(trouble) = self.find_trouble(&awaited(), pause.began.elapsed() >= deadline, step) {
                 // What is complete stays complete: a peer may have failed or left after doing its part.
                 if let Some(result) = look() {
                     return result;
@@ -136,10 +144,11 @@ impl Comm {
     pub(crate) fn look_for_trouble(
         &self,
         look: &mut dyn FnMut() -> Option<Result<()>>,
+        awaited: &dyn Fn() -> Vec<usize>,
         late: bool,
         elapsed: Duration,
     ) -> Result<()> {
-        match self.find_trouble(late, Step::Sleep(Duration::ZERO)) {
+        match self.find_trouble(&awaited(), late, Step::Sleep(Duration::ZERO)) {
             Some(trouble) => look().unwrap_or_else(|| Err(self.raise(trouble, elapsed))),
             None => Ok(()),
         }
@@ -153,22 +162,35 @@ impl Comm {
         };
         let bell = self.own().prepare_sleep(member, self.ctl(member));
         let result = look();
-        if result.is_none() && self.awaited() == Some(member) && self.any_poison().is_none() {
+        if result.is_none()
+            && self.awaited() == Some(member)
+            && self.any_poison().is_none()
+            && !self.ctl(member).has_left()
+        {
             futex::wait(self.ctl(member).bell(), bell, limit);
         }
         self.own().finish_sleep();
         result
     }
 
+    /// A poison that concerns what this rank is in. One of a later call does not: its owner has completed this one.
     fn any_poison(&self) -> Option<(usize, crate::ctl::Poison)> {
-        (0..self.members()).find_map(|q| Some((q, self.ctl(q).poisoned()?)))
+        let mail = self.waiting.load(Ordering::Relaxed) & MAIL != 0;
+        let seq = self.current_seq();
+        (0..self.members())
+            .filter_map(|q| Some((q, self.ctl(q).poisoned()?)))
+            .find(|(_, poison)| mail || poison.concerns(seq))
     }
 
-    fn find_trouble(&self, late: bool, step: Step) -> Option<Trouble> {
+    fn find_trouble(&self, awaited: &[usize], late: bool, step: Step) -> Option<Trouble> {
         if let Some((member, poison)) = self.any_poison() {
             return Some(Trouble::Adopted(member, poison));
         }
-        if let Some(member) = self.awaited().filter(|member| *member != self.me) {
+        for waits_for in awaited {
+            let member = waits_for & !MAIL;
+            if member >= self.members() || member == self.me {
+                continue;
+            }
             if self.ctl(member).has_left() {
                 return Some(Trouble::Left(member));
             }
@@ -181,7 +203,7 @@ impl Comm {
                 return Some(if left { Trouble::Left(member) } else { Trouble::Lost(member) });
             }
         }
-        late.then_some(Trouble::Deadline)
+        late.then(|| Trouble::Deadline(awaited.first().copied()))
     }
 
     #[cold]
@@ -196,7 +218,7 @@ impl Comm {
                 let rank = self.global(member);
                 self.fail(PoisonKind::Lost, rank, lost_error(rank))
             }
-            Trouble::Deadline => self.timed_out(),
+            Trouble::Deadline(waits_for) => self.timed_out(waits_for),
         };
         error.with_elapsed(elapsed)
     }
@@ -215,10 +237,10 @@ impl Comm {
     }
 
     /// Names the members that have not arrived and what they were last seen doing.
-    fn timed_out(&self) -> Error {
+    fn timed_out(&self, waits_for: Option<usize>) -> Error {
         let seq = self.current_seq();
-        let awaited = self.awaited();
-        if let (Some(member), true) = (awaited, self.waiting.load(Ordering::Relaxed) & MAIL != 0) {
+        let awaited = waits_for.map(|member| member & !MAIL).filter(|member| *member < self.members());
+        if let (Some(member), Some(true)) = (awaited, waits_for.map(|member| member & MAIL != 0)) {
             return self.mail_timed_out(member);
         }
         let mut missing: Vec<usize> = self.others().filter(|q| !self.ctl(*q).has_posted(seq)).collect();

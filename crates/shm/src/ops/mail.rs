@@ -1,7 +1,7 @@
 //! send and recv: fragments in the sender's mail slots, acknowledged by the receiver.
 
 use crate::comm::Comm;
-use crate::ctl::PoisonKind;
+use crate::ctl::{PoisonKind, acquired};
 use crate::descriptor::{self, Words};
 use crate::layout::MAIL_HEADER;
 use crate::sync::store_then_fence;
@@ -9,6 +9,9 @@ use rankwise_core::backend::RawCall;
 use rankwise_core::{Error, ErrorKind, OpKind, Result};
 use rankwise_reduce::copy::copy;
 use std::sync::atomic::Ordering;
+
+/// Where in a mail slot's header the number of fragments left stands, after the sequence number and the descriptor.
+const LEFT: usize = 32;
 
 impl Comm {
     /// Returns when the last fragment is in a slot.
@@ -20,7 +23,7 @@ impl Comm {
         for i in 0..fragments {
             let from = i * self.layout.mail_bytes;
             let length = (bytes - from).min(self.layout.mail_bytes);
-            self.send_fragment(to, words, |slot| {
+            self.send_fragment(to, words, fragments - i, |slot| {
                 // SAFETY: within `src`, and into an own mail slot that the receiver has acknowledged.
                 unsafe { copy(slot, call.src.ptr.add(from), length) };
             })
@@ -31,19 +34,21 @@ impl Comm {
 
     /// Tells the receiver that the message it waits for was refused.
     pub(crate) async fn send_refusal(&self, to: usize, why: &ErrorKind) {
-        self.send_fragment(to, descriptor::rejected(OpKind::Send, why), |_| {}).await;
+        self.send_fragment(to, descriptor::rejected(OpKind::Send, why), 1, |_| {}).await;
     }
 
-    async fn send_fragment(&self, to: usize, words: Words, fill: impl FnOnce(*mut u8)) {
+    /// One fragment; `left` counts it and those that follow.
+    async fn send_fragment(&self, to: usize, words: Words, left: usize, fill: impl FnOnce(*mut u8)) {
         let f = self.sent[to].load(Ordering::Relaxed);
         let free = (f + 1).saturating_sub(self.layout.mail_slots);
         let acks = self.word(to, self.layout.ack(self.me));
-        self.until_mail(to, || acks.load(Ordering::Acquire) >= free).await;
+        self.until_mail(to, || acquired(acks.load(Ordering::Relaxed) >= free)).await;
         let slot = self.layout.mail(to, f);
         fill(self.at(self.me, slot + MAIL_HEADER));
         for (i, word) in words.iter().enumerate() {
             self.word(self.me, slot + 8 + i * 8).store(*word, Ordering::Relaxed);
         }
+        self.word(self.me, slot + LEFT).store(left as u64, Ordering::Relaxed);
         // Releases the data and the words.
         store_then_fence(self.word(self.me, slot), f + 1);
         self.sent[to].store(f + 1, Ordering::Relaxed);
@@ -60,7 +65,7 @@ impl Comm {
             let slot = self.layout.mail(self.me, f);
             let seq = self.word(from, slot);
             // Acquires the data and the words.
-            self.until_mail(from, || seq.load(Ordering::Acquire) > f).await;
+            self.until_mail(from, || acquired(seq.load(Ordering::Relaxed) > f)).await;
             let mut theirs: Words = [0; 3];
             for (i, word) in theirs.iter_mut().enumerate() {
                 *word = self.word(from, slot + 8 + i * 8).load(Ordering::Relaxed);
@@ -86,6 +91,21 @@ impl Comm {
             self.acknowledge(from, f);
         }
         Ok(())
+    }
+
+    /// A refused receive takes the next message of its pair, so that later ones meet theirs.
+    pub(crate) async fn discard(&self, from: usize) {
+        loop {
+            let f = self.received[from].load(Ordering::Relaxed);
+            let slot = self.layout.mail(self.me, f);
+            let seq = self.word(from, slot);
+            self.until_mail(from, || acquired(seq.load(Ordering::Relaxed) > f)).await;
+            let left = self.word(from, slot + LEFT).load(Ordering::Relaxed);
+            self.acknowledge(from, f);
+            if left <= 1 {
+                return;
+            }
+        }
     }
 
     /// The slot of fragment `f` may be used again.
