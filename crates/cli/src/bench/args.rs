@@ -48,7 +48,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, value_name = "N", conflicts_with = "budget_ms", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iters: Option<u32>,
     /// Time to spend on the timed iterations of each cell, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 150.0, value_parser = budget)]
+    #[arg(long, value_name = "MS", default_value_t = 300.0, value_parser = budget)]
     pub(crate) budget_ms: f64,
     /// Also measure without rewriting the sources, which flatters large caches
     #[arg(long)]
