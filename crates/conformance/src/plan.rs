@@ -72,6 +72,8 @@ pub(crate) struct Plan {
     pub seed: u64,
     /// Whether to run whole products instead of samples.
     pub full: bool,
+    /// Seconds that a case may take, instead of its own.
+    pub case_seconds: Option<u64>,
 }
 
 /// How a case ended on one rank.

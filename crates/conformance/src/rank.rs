@@ -104,6 +104,13 @@ fn run_cases(world: &World, driver: &dyn Driver, plan: &Plan, ids: &[String]) ->
     };
     let selected: Vec<Case> = ids.iter().filter_map(|id| cases::find(id)).collect();
     let rank = world.rank();
+    let selected: Vec<Case> = selected
+        .into_iter()
+        .map(|case| Case {
+            seconds: plan.case_seconds.unwrap_or(case.seconds) * if plan.full { 20 } else { 1 },
+            ..case
+        })
+        .collect();
     let finished = run_in_order(world, driver, &place, &selected, &mut |case, ending, millis| {
         Record::End { rank, case: case.id.into(), ending, millis }.emit();
     });

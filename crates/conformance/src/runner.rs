@@ -41,6 +41,8 @@ pub struct Options {
     pub drills: bool,
     /// Seed of samples, values and delays.
     pub seed: u64,
+    /// Seconds that a case may take before its job is killed, instead of each case's own.
+    pub case_seconds: Option<u64>,
     /// How to print.
     pub format: Format,
 }
@@ -56,6 +58,7 @@ impl Default for Options {
             self_test: false,
             drills: false,
             seed: 1,
+            case_seconds: None,
             format: Format::Text,
         }
     }
@@ -240,8 +243,9 @@ fn run_world(
             modes: options.modes.clone(),
             seed: options.seed,
             full: options.full,
+            case_seconds: options.case_seconds,
         };
-        let limit = limit(options.full);
+        let limit = limit(options);
         let job = job::run(&plan, command, limit)?;
         let complete = pending.iter().take_while(|case| is_complete(&job, case.id, ranks)).count();
         let intact = complete == pending.len() && job.broken.is_empty() && job.done >= ranks;
@@ -274,9 +278,10 @@ fn run_world(
 }
 
 /// How long a case may take before its job is killed.
-fn limit(full: bool) -> impl Fn(&str) -> Duration + Send {
+fn limit(options: &Options) -> impl Fn(&str) -> Duration + Send + use<> {
+    let (full, given) = (options.full, options.case_seconds);
     move |id| {
-        let seconds = cases::find(id).map_or(60, |case| case.seconds);
+        let seconds = given.or_else(|| cases::find(id).map(|case| case.seconds)).unwrap_or(60);
         Duration::from_secs(if full { seconds * 20 } else { seconds })
     }
 }

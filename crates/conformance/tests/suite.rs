@@ -1,4 +1,4 @@
-//! The suite run on the reference backend, on mutants of it, and on backends that hang, panic and lie.
+//! The suite run on the reference backend, on mutants of it, and on backends that hang and panic.
 
 #![cfg(target_os = "linux")]
 
@@ -7,9 +7,9 @@ mod reference;
 use rankwise_conformance::{Format, Mode, Options, RankCommand, Summary, run, run_planned};
 use rankwise_core::ErrorKind;
 use rankwise_world::Driver;
-use reference::Reference;
+use reference::{Fault, Reference};
 
-const DRIVERS: [&dyn Driver; 1] = [&Reference];
+const DRIVERS: [&dyn Driver; 3] = [&Reference(Fault::Nothing), &Reference(Fault::Hang), &Reference(Fault::Panic)];
 
 /// Not a test: the suite starts this program again, with this function selected, for the ranks of its jobs.
 #[test]
@@ -83,4 +83,24 @@ fn a_backend_that_cannot_join_fails_with_its_reason() {
     let (summary, text) = run_suite(&options);
     assert_eq!((summary.passed, summary.failed), (0, 1), "{text}");
     assert!(text.contains("joins threads only"), "{text}");
+}
+
+fn faulty(name: &str) -> Options {
+    let pattern = Some("all-to-all: ".into());
+    Options { backends: vec![name.into()], pattern, case_seconds: Some(5), ..options(&[3]) }
+}
+
+#[test]
+fn a_hang_is_killed_and_tells_what_was_called_last_and_the_rest_is_run() {
+    let (summary, text) = run_suite(&faulty("hanging"));
+    assert_eq!((summary.passed, summary.failed, summary.skipped), (4, 2, 0), "{text}");
+    let hang = text.lines().find(|line| line.starts_with("FAIL AA-79")).unwrap();
+    assert!(hang.contains("hung") && hang.contains("rank 1 in AA-79: all_to_all_v"), "{text}");
+}
+
+#[test]
+fn a_panic_fails_its_case_only() {
+    let (summary, text) = run_suite(&faulty("panicking"));
+    assert_eq!((summary.passed, summary.failed, summary.skipped), (4, 2, 0), "{text}");
+    assert!(text.contains("rank 1: panicked: a backend must not"), "{text}");
 }

@@ -62,6 +62,7 @@ fn plan(drill: &Drill, backend: &str, seed: u64) -> Plan {
         modes: vec![Mode::Processes],
         seed,
         full: false,
+        case_seconds: None,
     }
 }
 

@@ -15,11 +15,23 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// The driver; joins worlds of threads only.
-pub(crate) struct Reference;
+pub(crate) struct Reference(pub(crate) Fault);
+
+/// What the member at position 1 does in an all-to-all with counts.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Fault {
+    Nothing,
+    Hang,
+    Panic,
+}
 
 impl Driver for Reference {
     fn name(&self) -> &'static str {
-        "reference"
+        match self.0 {
+            Fault::Nothing => "reference",
+            Fault::Hang => "hanging",
+            Fault::Panic => "panicking",
+        }
     }
 
     fn description(&self) -> &'static str {
@@ -34,12 +46,13 @@ impl Driver for Reference {
         if world.placement() == Placement::Processes && world.size() > 1 {
             return Err(Error::new(ErrorKind::NoBackend, "the reference backend joins threads only"));
         }
-        Ok(Arc::new(Joined { world: world.clone() }))
+        Ok(Arc::new(Joined { world: world.clone(), fault: self.0 }))
     }
 }
 
 struct Joined {
     world: World,
+    fault: Fault,
 }
 
 fn table_of_capabilities() -> Capabilities {
@@ -90,7 +103,14 @@ unsafe impl RawBackend for Joined {
         let table = table.downcast::<Table>().map_err(|_| Error::config("the first member brought something else"))?;
         let position = spec.group.position(self.world.rank()).unwrap_or(0);
         let capabilities = table_of_capabilities();
-        Ok(Arc::new(Seat { table, group: spec.group.clone(), position, sequence: AtomicU64::new(0), capabilities }))
+        Ok(Arc::new(Seat {
+            table,
+            group: spec.group.clone(),
+            position,
+            sequence: AtomicU64::new(0),
+            capabilities,
+            fault: self.fault,
+        }))
     }
 }
 
@@ -130,6 +150,7 @@ struct Seat {
     position: usize,
     sequence: AtomicU64,
     capabilities: Capabilities,
+    fault: Fault,
 }
 
 impl Drop for Seat {
@@ -232,6 +253,15 @@ unsafe impl RawCommunicator for Seat {
     }
 
     unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
+        if self.position == 1 && calls.iter().any(|call| call.kind == OpKind::AllToAllV) {
+            match self.fault {
+                Fault::Nothing => {}
+                Fault::Hang => loop {
+                    std::thread::sleep(Duration::from_secs(1));
+                },
+                Fault::Panic => panic!("a backend must not"),
+            }
+        }
         let describe = |call: &RawCall<'_>| {
             let all_to_all = call.kind == OpKind::AllToAllV;
             let counts = if all_to_all { String::new() } else { format!("{:?}", call.counts) };
