@@ -234,7 +234,7 @@ pub unsafe trait RawCommunicator: Send + Sync + Any {
     /// # Safety
     ///
     /// The buffers of the calls are valid: `src` for reads, `dst` for writes, until return, and nobody else writes `src` or
-    /// touches `dst` meanwhile.
+    /// touches `dst` meanwhile. Until return no other method of this communicator is called, but `abort` and those that only look.
     unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()>;
 
     /// Starts several calls as one and returns; several works may be in flight, and may be waited for in any order. On

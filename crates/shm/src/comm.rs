@@ -14,6 +14,7 @@ use rankwise_core::backend::CommSpec;
 use rankwise_core::fork::Generation;
 use rankwise_core::{Capabilities, Error, ErrorKind, Group, Result};
 use rankwise_world::Placement;
+use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
@@ -31,6 +32,9 @@ pub(crate) struct Comm {
     /// data race within one program.
     pub(crate) reads_buffers: bool,
     pub(crate) rank: Arc<RankState>,
+    /// Number of started calls, changed under the queue's lock. While it is zero nobody but the issuer of a blocking call
+    /// touches the protocol state of this rank.
+    pub(crate) queued: AtomicUsize,
     /// Started calls. Declared before the segments: their futures end first.
     pub(crate) queue: Mutex<Queue>,
     /// One segment a member, in group order; this rank's own is writable.
@@ -90,6 +94,7 @@ impl Comm {
             caps,
             rules,
             reads_buffers: rank.world.placement() == Placement::Processes,
+            queued: AtomicUsize::new(0),
             queue: Mutex::default(),
             segments,
             allocations: Mutex::default(),
@@ -273,13 +278,19 @@ impl Comm {
     /// Waits until every member has posted call `seq + 1 - SLOTS`, so that nobody reads this rank's slot and stage.
     #[inline]
     pub(crate) async fn slot_is_free(&self, seq: u64) {
-        let needed = (seq + 1).saturating_sub(SLOTS);
-        if self.met.load(Ordering::Relaxed) < needed {
+        if !self.slot_is_known_free(seq) {
+            let needed = (seq + 1).saturating_sub(SLOTS);
             for q in self.others() {
                 self.until(q, || self.ctl(q).has_posted(needed)).await;
             }
             self.met.store(needed, Ordering::Relaxed);
         }
+    }
+
+    /// Whether [`Comm::slot_is_free`] needs no look at the peers.
+    #[inline]
+    pub(crate) fn slot_is_known_free(&self, seq: u64) -> bool {
+        self.met.load(Ordering::Relaxed) >= (seq + 1).saturating_sub(SLOTS)
     }
 
     /// Publishes call `seq` and rings.
@@ -301,6 +312,27 @@ impl Comm {
         }
         self.met.store(seq, Ordering::Relaxed);
         if difference == 0 { Ok(()) } else { Err(self.disagreement(seq)) }
+    }
+
+    /// [`Comm::meet`] for as long as a first wait spins; `None` when some member has not posted by then.
+    #[inline]
+    pub(crate) fn meet_soon(&self, seq: u64, words: Words) -> Option<Result<()>> {
+        let mut difference = 0;
+        for q in self.others() {
+            let ctl = self.ctl(q);
+            let mut looks = 0;
+            while !ctl.has_posted(seq) {
+                if looks == self.rules.burst {
+                    return None;
+                }
+                looks += 1;
+                spin_loop();
+            }
+            let theirs = ctl.words(seq);
+            difference |= (theirs[0] ^ words[0]) | (theirs[1] ^ words[1]) | (theirs[2] ^ words[2]);
+        }
+        self.met.store(seq, Ordering::Relaxed);
+        Some(if difference == 0 { Ok(()) } else { Err(self.disagreement(seq)) })
     }
 
     #[cold]

@@ -4,7 +4,7 @@ use crate::alloc::Allocation;
 use crate::comm::Comm;
 use crate::ctl::PoisonKind;
 use crate::descriptor;
-use crate::ops::Op;
+use crate::ops::{Op, Shape};
 use crate::queue::{Lane, Progressing};
 use crate::rank_state::RankState;
 use crate::segment::Segment;
@@ -13,6 +13,7 @@ use rankwise_core::{Capabilities, Error, ErrorKind, Group, OpKind, Queue, Result
 use rankwise_world::{Attachment, Placement};
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// One communicator as the layer above sees it.
@@ -118,9 +119,8 @@ impl ShmCommunicator {
         let mut states = Vec::new();
         let mut push = |lane, operation| {
             let state = Arc::new(Progressing::default());
-            comm.rank.add_outstanding(comm);
             // SAFETY: the caller keeps the buffers valid until the work is idle, that is until no state is pending.
-            unsafe { queue.push(lane, operation, state.clone()) };
+            unsafe { queue.push(comm, lane, operation, state.clone()) };
             states.push(state);
         };
         for kept in mail {
@@ -194,6 +194,14 @@ unsafe impl RawCommunicator for ShmCommunicator {
     #[inline]
     unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
         self.0.check_usable()?;
+        // Acquires what calls that were started before did.
+        if let [call] = calls
+            && self.0.queued.load(Ordering::Acquire) == 0
+            && let Some(shape) = Shape::of_small(call, self.0.members(), self.0.me)
+        {
+            let result = self.0.small_now(Op { call: *call, index: 0, batch: 1 }, shape, deadline);
+            return result.map_err(|error| error.with_sequence(self.0.current_seq()));
+        }
         // In a group of several calls a send must not wait for a receive beside it.
         let alone = calls.len() == 1 || !calls.iter().any(|call| matches!(call.kind, OpKind::Send | OpKind::Recv));
         if let Some(result) = alone.then(|| self.run_alone(self.0.batch(calls), deadline)).flatten() {
@@ -237,9 +245,8 @@ unsafe impl RawCommunicator for ShmCommunicator {
             Ok(())
         });
         let mut queue = self.0.lock_queue();
-        self.0.rank.add_outstanding(&self.0);
         // SAFETY: the future holds no buffers.
-        unsafe { queue.push(lane, refuse, Arc::default()) };
+        unsafe { queue.push(&self.0, lane, refuse, Arc::default()) };
         queue.progress(&self.0);
     }
 

@@ -103,7 +103,9 @@ impl Queue {
     /// # Safety
     ///
     /// What `operation` points to stays valid until `state` is no longer pending, and may be used from any thread.
-    pub(crate) unsafe fn push(&mut self, lane: Lane, operation: Operation, state: Arc<Progressing>) {
+    pub(crate) unsafe fn push(&mut self, comm: &Arc<Comm>, lane: Lane, operation: Operation, state: Arc<Progressing>) {
+        comm.queued.fetch_add(1, Ordering::Relaxed);
+        comm.rank.add_outstanding(comm);
         self.started.push(Started { operation, lane, state, awaits: usize::MAX });
     }
 
@@ -154,7 +156,7 @@ impl Queue {
             }
         }
         if ended > 0 {
-            comm.rank.remove_outstanding(ended);
+            Self::ended(comm, ended);
         }
     }
 
@@ -173,10 +175,16 @@ impl Queue {
         self.started.iter().map(|one| one.awaits).filter(|awaits| *awaits != usize::MAX).collect()
     }
 
+    fn ended(comm: &Comm, calls: usize) {
+        // Releases what the calls did to the protocol state to the next blocking call.
+        comm.queued.fetch_sub(calls, Ordering::Release);
+        comm.rank.remove_outstanding(calls);
+    }
+
     /// Drops every call; their handles get the error.
     pub(crate) fn fail_all(&mut self, comm: &Comm, error: &Error) {
         let started = std::mem::take(&mut self.started);
-        comm.rank.remove_outstanding(started.len());
+        Self::ended(comm, started.len());
         for one in started {
             drop(one.operation);
             one.state.finish(Err(error.clone()));

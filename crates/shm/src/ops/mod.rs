@@ -31,14 +31,10 @@ impl Comm {
             OpKind::Send => self.send(&op.call).await,
             OpKind::Recv => self.receive(&op.call).await,
             OpKind::AllToAllV => self.all_to_all_v(op).await,
-            _ => {
-                let shape = Shape::new(&op.call, self.members(), self.me);
-                if shape.exposed <= crate::layout::STAGE {
-                    self.small(op, shape).await
-                } else {
-                    self.large(op, shape).await
-                }
-            }
+            _ => match Shape::of_small(&op.call, self.members(), self.me) {
+                Some(shape) => self.small(op, shape).await,
+                None => self.large(op, Shape::new(&op.call, self.members(), self.me)).await,
+            },
         }
     }
 

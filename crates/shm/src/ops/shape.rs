@@ -1,5 +1,6 @@
 //! Sizes of a call in bytes, from its kind and counts.
 
+use crate::layout::STAGE;
 use rankwise_core::backend::RawCall;
 use rankwise_core::op::OpKind;
 
@@ -13,6 +14,16 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
+    /// The shape of a collective call that can be staged whole; `None` for all others.
+    #[inline]
+    pub(crate) fn of_small(call: &RawCall<'_>, members: usize, me: usize) -> Option<Shape> {
+        if matches!(call.kind, OpKind::Send | OpKind::Recv | OpKind::AllToAllV) {
+            return None;
+        }
+        let shape = Shape::new(call, members, me);
+        (shape.exposed <= STAGE).then_some(shape)
+    }
+
     #[inline]
     pub(crate) fn new(call: &RawCall<'_>, members: usize, me: usize) -> Shape {
         let size = call.elem_size;

@@ -3,28 +3,64 @@
 use super::Op;
 use super::shape::{Shape, part};
 use crate::comm::Comm;
-use crate::descriptor;
+use crate::descriptor::{self, Words};
 use crate::sync::PAYLOAD;
 use rankwise_core::Result;
 use rankwise_core::backend::RawCall;
 use rankwise_core::op::OpKind;
 use rankwise_reduce::{Reducer, copy::copy};
+use std::time::Duration;
 
 impl Comm {
     /// A call whose contributions fit the payload or the stage.
     #[inline]
     pub(crate) async fn small(&self, op: Op<'_>, shape: Shape) -> Result<()> {
-        let call = &op.call;
-        let words = descriptor::words(call, op.index, op.batch);
-        let inline = shape.exposed <= PAYLOAD;
+        let words = descriptor::words(&op.call, op.index, op.batch);
         let seq = self.next_seq();
         self.slot_is_free(seq).await;
-        let target = self.exposed(self.me, seq, inline);
-        self.post(seq, words, |_| {
-            // SAFETY: `src` has `mine` bytes; the own payload or stage has room and nobody reads it (`slot_is_free`).
-            unsafe { copy(target, call.src.ptr, shape.mine) };
-        });
+        self.expose(&op.call, shape, seq, words);
         self.meet(seq, words).await?;
+        self.take_exposed(&op.call, shape, seq)
+    }
+
+    /// The same for one blocking call, without a future unless it has to wait for long: moving one costs more than the
+    /// call.
+    #[inline]
+    pub(crate) fn small_now(&self, op: Op<'_>, shape: Shape, deadline: Duration) -> Result<()> {
+        let words = descriptor::words(&op.call, op.index, op.batch);
+        let seq = self.next_seq();
+        if !self.slot_is_known_free(seq) {
+            self.drive(
+                async {
+                    self.slot_is_free(seq).await;
+                    Ok(())
+                },
+                deadline,
+            )?;
+        }
+        self.expose(&op.call, shape, seq, words);
+        match self.meet_soon(seq, words) {
+            Some(result) => result?,
+            None => self.drive(self.meet(seq, words), deadline)?,
+        }
+        self.take_exposed(&op.call, shape, seq)
+    }
+
+    /// Exposes this rank's contribution and posts the call.
+    #[inline]
+    fn expose(&self, call: &RawCall<'_>, shape: Shape, seq: u64, words: Words) {
+        let target = self.exposed(self.me, seq, shape.exposed <= PAYLOAD);
+        self.post(seq, words, |_| {
+            if shape.mine > 0 {
+                // SAFETY: `src` has `mine` bytes; the own payload or stage has room and nobody reads it (`slot_is_free`).
+                unsafe { copy(target, call.src.ptr, shape.mine) };
+            }
+        });
+    }
+
+    #[inline]
+    fn take_exposed(&self, call: &RawCall<'_>, shape: Shape, seq: u64) -> Result<()> {
+        let inline = shape.exposed <= PAYLOAD;
         self.take(call, |q| self.exposed(q, seq, inline).cast_const());
         self.recheck(seq)
     }
