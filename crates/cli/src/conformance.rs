@@ -82,6 +82,7 @@ impl Conformance {
                 Output::Text => Format::Text,
                 Output::Json => Format::Json,
             },
+            case_seconds: None,
         };
         let result = RankCommand::current(&[RANK_SUBCOMMAND])
             .and_then(|command| run(&rankwise::backends(), &options, &command, &mut std::io::stdout()));
