@@ -413,13 +413,9 @@ impl Comm {
     pub(crate) fn adopt(&self, member: usize, poison: Poison) -> Error {
         let culprit = poison.culprit as usize;
         let (reporter, me) = (self.global(member), self.global(self.me));
-        // A peer may accuse other members only; what else it posts counts as its own abort.
+        // A peer can't say that an outsider, or this very rank, is dead or gone; that counts as its own abort.
         let credible = self.group().contains(culprit)
-            && match poison.kind {
-                PoisonKind::Lost | PoisonKind::Left => culprit != me,
-                PoisonKind::Aborted => culprit == reporter,
-                PoisonKind::Mismatch | PoisonKind::Timeout => true,
-            };
+            && (culprit != me || !matches!(poison.kind, PoisonKind::Lost | PoisonKind::Left));
         let (kind, culprit) = if credible { (poison.kind, culprit) } else { (PoisonKind::Aborted, reporter) };
         let error = match kind {
             PoisonKind::Lost => lost_error(culprit),
