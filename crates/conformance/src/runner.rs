@@ -313,6 +313,9 @@ fn merge(backend: &str, case: &Case, endings: &BTreeMap<usize, (Ending, u64)>) -
     }
 }
 
+/// Ranks whose texts are shown when many differ.
+const SHOWN_RANKS: usize = 4;
+
 /// What failed on which ranks; ranks with the same text share one entry.
 fn failures(endings: Option<&BTreeMap<usize, (Ending, u64)>>) -> Vec<String> {
     let mut texts: Vec<(String, Vec<String>)> = Vec::new();
@@ -324,7 +327,13 @@ fn failures(endings: Option<&BTreeMap<usize, (Ending, u64)>>) -> Vec<String> {
             }
         }
     }
-    texts.into_iter().map(|(why, ranks)| format!("rank {}: {why}", ranks.join(","))).collect()
+    let more = texts.iter().skip(SHOWN_RANKS).flat_map(|(_, ranks)| ranks).count();
+    let shown = texts.into_iter().take(SHOWN_RANKS);
+    let mut lines: Vec<String> = shown.map(|(why, ranks)| format!("rank {}: {why}", ranks.join(","))).collect();
+    if more > 0 {
+        lines.push(format!("and {more} more ranks"));
+    }
+    lines
 }
 
 fn why_it_ended(job: &JobReport) -> String {
@@ -340,7 +349,7 @@ fn why_it_ended(job: &JobReport) -> String {
         }
         None => parts.push("the job ended".to_string()),
     }
-    parts.extend(job.broken.iter().cloned());
+    parts.extend(job.broken.iter().take(SHOWN_RANKS).cloned());
     if job.hung.is_none() {
         parts.extend(job.exits.iter().cloned());
     }

@@ -1,9 +1,10 @@
 //! Deadlines, poison, abort and goodbye.
 
 use super::mismatch::root_cause;
-use crate::case::{Case, CaseResult, Need, ensure};
+use crate::case::{Case, CaseResult, Failure, Need, ensure};
 use crate::ctx::{Ctx, expect_error};
-use rankwise_core::{Call, Communicator, ErrorKind, OpKind, ReduceOp};
+use crate::operation::{Operation, verify};
+use rankwise_core::{Call, Communicator, DType, ErrorKind, OpKind, ReduceOp};
 use std::time::{Duration, Instant};
 
 const MANY: usize = usize::MAX;
@@ -28,6 +29,12 @@ pub(super) const CASES: &[Case] = &[
     Case::must("TM-135", "time: a communicator dropped by one rank is PeerLeft for the others", dropped)
         .needs(BARRIER)
         .ranks(2, MANY),
+    Case::must(
+        "TM-139",
+        "time: a rank that leaves right after its call does not disturb it, for every kind",
+        leaves_at_once,
+    )
+    .ranks(2, MANY),
     Case::must("TM-138", "time: finalize is waited for, and poison stays with its communicator", goodbye)
         .needs(BARRIER),
 ];
@@ -162,6 +169,39 @@ fn dropped(ctx: &mut Ctx<'_>) -> CaseResult {
     ensure!(error.kind() == &ErrorKind::PeerLeft && error.peers() == [gone], "not PeerLeft of {gone}: {error}");
     ctx.meet(&[])?;
     ctx.known_answer_elsewhere(&mut comm)
+}
+
+/// The leaver returns first: it has come first and, where counts allow, receives nothing. What it contributed must still
+/// reach the others, who come a little later.
+fn leaves_at_once(ctx: &mut Ctx<'_>) -> CaseResult {
+    let members = ctx.size();
+    for kind in OpKind::DATA {
+        if !ctx.capabilities().has_kind(kind) || matches!(kind, OpKind::Barrier | OpKind::Send | OpKind::Recv) {
+            continue;
+        }
+        for leaver in [0, members - 1] {
+            let mut operation =
+                Operation { count: 40, root: (leaver + 1) % members, ..Operation::new(kind, DType::F32) };
+            match kind {
+                OpKind::AllGatherV | OpKind::ReduceScatterV | OpKind::GatherV | OpKind::ScatterV => {
+                    operation.counts = (0..members).map(|rank| if rank == leaver { 0 } else { 3000 + rank }).collect();
+                }
+                // It sends to everybody and receives nothing.
+                OpKind::AllToAllV => {
+                    operation.counts =
+                        (0..members * members).map(|pair| if pair % members == leaver { 0 } else { 900 }).collect();
+                }
+                _ => {}
+            }
+            let mut comm = ctx.communicator()?;
+            if comm.rank() != leaver {
+                std::thread::sleep(Duration::from_millis(3));
+            }
+            verify(ctx, &mut comm, &operation)
+                .map_err(|failure| Failure(format!("rank {leaver} leaves: {}", failure.0)))?;
+        }
+    }
+    Ok(())
 }
 
 fn goodbye(ctx: &mut Ctx<'_>) -> CaseResult {
