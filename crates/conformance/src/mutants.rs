@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use rankwise_core::backend::{CommSpec, RawBackend, RawBuf, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
-use rankwise_core::{Capabilities, Config, DType, Group, OpKind, Queue, ReduceOp, Result};
+use rankwise_core::{Capabilities, Config, DType, Group, MemorySpace, OpKind, Queue, ReduceOp, Result};
 use rankwise_world::{Driver, ProbeReport, World};
 use std::sync::Arc;
 use std::time::Duration;
@@ -132,8 +132,8 @@ unsafe impl RawCommunicator for MutantCommunicator {
         self.inner.reject(refusal);
     }
 
-    fn alloc(&self, bytes: usize, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
-        self.inner.alloc(bytes, deadline)
+    fn alloc(&self, bytes: usize, space: MemorySpace, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
+        self.inner.alloc(bytes, space, deadline)
     }
 
     fn shrink(&self, deadline: Duration) -> Result<Arc<dyn RawCommunicator>> {

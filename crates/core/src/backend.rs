@@ -193,7 +193,8 @@ pub unsafe trait RawBackend: Send + Sync + Any {
     fn capabilities(&self) -> Capabilities;
 
     /// Makes a communicator of at least two members. Collective over the members, within `deadline`. Several threads may make
-    /// communicators of different groups at once; a failed attempt must not disturb the next one of the same group.
+    /// communicators of different groups at once (`Busy` where the engine can't); a failed attempt must not disturb the next one of the
+    /// same group.
     ///
     /// `Timeout` lists the missing ranks and what they registered instead; `UnsupportedMode` when the determinism asked
     /// for is not offered.
@@ -250,15 +251,16 @@ pub unsafe trait RawCommunicator: Send + Sync + Any {
 
     /// Takes the place of a call that was refused above, and tells the peers that meet it (`PeerRejected`). Does not wait for
     /// them to come. A refused collective, or a launch of several, takes one sequence number: it is always met at the first call of
-    /// a peer's launch, which then ends. A refused Send tells its receiver; a refused Recv takes the next message of its pair.
+    /// a peer's launch, which then ends. A refused Send tells its receiver; a refused Recv takes the next message of its pair, and its sender
+    /// is told if it has not sent it yet.
     ///
     /// A backend that can't tell them makes itself unusable here (later calls are `Poisoned`): else this rank's next call
     /// would meet the peers' refused one, and data would be silently wrong.
     fn reject(&self, refusal: &Refusal<'_>);
 
     /// Allocates memory that operations on this communicator can use without copies. Collective; equal `bytes`
-    /// (more than 0) on all members.
-    fn alloc(&self, bytes: usize, deadline: Duration) -> Result<Arc<dyn RawSegment>>;
+    /// (more than 0) on all members, in a space that the capability table offers.
+    fn alloc(&self, bytes: usize, space: MemorySpace, deadline: Duration) -> Result<Arc<dyn RawSegment>>;
 
     /// Forms a communicator from the members that are still there, in group order. Collective over the survivors.
     fn shrink(&self, deadline: Duration) -> Result<Arc<dyn RawCommunicator>>;
@@ -266,8 +268,8 @@ pub unsafe trait RawCommunicator: Send + Sync + Any {
     /// Makes every member's running and later calls fail with `Aborted` (then `Poisoned`). Any thread; twice is fine.
     fn abort(&self);
 
-    /// The collective goodbye: returns when all members have said it, after all works in flight. Afterwards peers see this
-    /// rank as left, as they do when the last handle is dropped.
+    /// The collective goodbye: returns when all members have said it, after all works in flight. Afterwards, and also when it
+    /// fails, peers see this rank as left, as they do when the last handle is dropped.
     fn finalize(&self, deadline: Duration) -> Result<()>;
 }
 

@@ -240,6 +240,13 @@ impl Error {
         self
     }
 
+    /// Removes the sequence number, for passing a failure on to another call.
+    #[must_use]
+    pub fn without_sequence(mut self) -> Error {
+        self.0.sequence = None;
+        self
+    }
+
     /// Sets how long the call had been running.
     #[must_use]
     pub fn with_elapsed(mut self, elapsed: Duration) -> Error {

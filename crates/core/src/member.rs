@@ -10,7 +10,7 @@ use crate::check::{self, Place};
 use crate::error::{Error, ErrorKind, Result};
 use crate::fork::Generation;
 use crate::group::Group;
-use crate::mem::Queue;
+use crate::mem::{MemorySpace, Queue};
 use crate::op::OpKind;
 use crate::segbuf::{SegBuf, SegmentTable, SegmentView};
 use crate::solo::{self, SoloSegment};
@@ -368,7 +368,7 @@ impl Member {
             Err(error) => return Err(self.refuse(&entered, kind, error, 1)),
         };
         let segment = match self.raw() {
-            Some(raw) => raw.alloc(bytes, deadline),
+            Some(raw) => raw.alloc(bytes, MemorySpace::Host, deadline),
             None => SoloSegment::new(bytes).map(|segment| Arc::new(segment) as _),
         };
         segment.and_then(|segment| SegBuf::new(segment, len, &self.segments)).map_err(|error| self.blame(kind, error))

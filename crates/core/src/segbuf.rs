@@ -84,8 +84,9 @@ impl<T: Pod> DerefMut for SegBuf<T> {
 
 impl<T: Pod> Drop for SegBuf<T> {
     fn drop(&mut self) {
-        self.table.remove(self.segment.id());
+        // In a forked child another thread may have held the table's lock.
         if self.generation.is_current() {
+            self.table.remove(self.segment.id());
             // SAFETY: dropped once, here.
             unsafe { ManuallyDrop::drop(&mut self.segment) };
         }

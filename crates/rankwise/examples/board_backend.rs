@@ -9,8 +9,8 @@
 
 use rankwise_core::backend::{CommSpec, RawBackend, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
 use rankwise_core::{
-    Capabilities, Config, DType, DTypeSet, DeadlineSupport, Determinism, Error, ErrorKind, Group, OpKind, Queue,
-    ReduceOp, Result,
+    Capabilities, Config, DType, DTypeSet, DeadlineSupport, Determinism, Error, ErrorKind, Group, MemorySpace, OpKind,
+    Queue, ReduceOp, Result,
 };
 use rankwise_world::{Attachment, Driver, PeerStatus, Placement, ProbeReport, World};
 use std::collections::HashMap;
@@ -329,7 +329,7 @@ unsafe impl RawCommunicator for BoardComm {
         }
     }
 
-    fn alloc(&self, _: usize, _: Duration) -> Result<Arc<dyn RawSegment>> {
+    fn alloc(&self, _: usize, _: MemorySpace, _: Duration) -> Result<Arc<dyn RawSegment>> {
         Err(unsupported("alloc"))
     }
 

@@ -56,10 +56,7 @@ pub fn join(world: &World, config: &Config) -> Result<Backend> {
     let Some(name) = &settings.backend else {
         return Err(Error::new(
             ErrorKind::NoBackend,
-            format!(
-                "no backend is chosen; set RANKWISE_BACKEND or Config::backend_or to one of: {}",
-                names()
-            ),
+            format!("no backend is chosen; set RANKWISE_BACKEND or Config::backend_or to one of: {}", names()),
         ));
     };
     let raw = driver(name)?.join(world, config)?;

@@ -140,7 +140,7 @@ unsafe impl RawBackend for ShmBackend {
             ));
         }
         let layout = Layout::new(group.len());
-        let (own, attachment) = new_segment(rank, layout.bytes)?;
+        let (own, attachment) = new_segment(rank, layout.bytes, group.len())?;
         let mut payload = PROTOCOL.to_le_bytes().to_vec();
         payload.extend(table().to_bytes());
         let key = format!("shm/comm/{:x}/{group:?}/{:x}", spec.tag, group.stable_hash());
@@ -150,7 +150,7 @@ unsafe impl RawBackend for ShmBackend {
         };
         // From here on peers may hold this rank's segment: if no communicator comes of it they must see that it left.
         let mut unfinished = Unfinished { own, finished: false };
-        let parts = rank.world.store().exchange(&key, &what, group, &payload, attachment, deadline)?;
+        let parts = rank.exchange(&key, &what, group, &payload, attachment, deadline)?;
         let mut caps = table();
         let mut attachments = Vec::new();
         for (member, (bytes, attachment)) in parts.into_iter().enumerate() {

@@ -12,10 +12,10 @@ use crate::segment::Segment;
 use crate::sync::Payload;
 use rankwise_core::backend::CommSpec;
 use rankwise_core::fork::Generation;
-use rankwise_core::{Capabilities, Error, ErrorKind, Group, Result};
+use rankwise_core::{Capabilities, Error, ErrorKind, Group, OpKind, Result};
 use rankwise_world::Placement;
 use std::hint::spin_loop;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 /// One communicator on this rank.
@@ -46,6 +46,10 @@ pub(crate) struct Comm {
     generation: Generation,
     /// Sequence number of the last call.
     seq: AtomicU64,
+    /// Last call that this rank is done with: no poison set later concerns it.
+    completed: AtomicU64,
+    /// Kind of the last call, for errors.
+    last_kind: AtomicU8,
     /// Last call that every member was seen to have posted.
     met: AtomicU64,
     /// Ring steps of all calls so far.
@@ -59,6 +63,9 @@ pub(crate) struct Comm {
     /// Fragments sent to and received from each member.
     pub(crate) sent: Box<[AtomicU64]>,
     pub(crate) received: Box<[AtomicU64]>,
+    /// Messages sent to and received from each member, refused ones included.
+    pub(crate) messages_sent: Box<[AtomicU64]>,
+    pub(crate) messages_received: Box<[AtomicU64]>,
     /// Lengths the rank lost-list had when this communicator last looked.
     seen_lost: AtomicUsize,
     sources: Mutex<Sources>,
@@ -102,6 +109,8 @@ impl Comm {
             closed: AtomicBool::new(false),
             generation: Generation::current(),
             seq: AtomicU64::new(0),
+            completed: AtomicU64::new(0),
+            last_kind: AtomicU8::new(0),
             met: AtomicU64::new(0),
             steps: AtomicU64::new(0),
             waiting: AtomicUsize::new(usize::MAX),
@@ -109,6 +118,8 @@ impl Comm {
             moves: AtomicU64::new(0),
             sent: counters(),
             received: counters(),
+            messages_sent: counters(),
+            messages_received: counters(),
             seen_lost: AtomicUsize::new(0),
             sources: Mutex::new(Sources(vec![std::ptr::null(); if members > FEW { members } else { 0 }])),
             rank,
@@ -225,6 +236,7 @@ impl Comm {
         if self.cause.get().is_none()
             && !self.closed.load(Ordering::Relaxed)
             && lost == self.seen_lost.load(Ordering::Relaxed)
+            && self.own().poisoned().is_none()
         {
             return Ok(());
         }
@@ -238,6 +250,9 @@ impl Comm {
         }
         if let Some(cause) = self.cause.get() {
             return Err(self.poisoned(cause));
+        }
+        if let Some(poison) = self.own().poisoned() {
+            return Err(self.adopt(self.me, poison));
         }
         self.seen_lost.store(lost, Ordering::Relaxed);
         match self.rank.lost_among(self.group()) {
@@ -293,9 +308,16 @@ impl Comm {
         self.met.load(Ordering::Relaxed) >= (seq + 1).saturating_sub(SLOTS)
     }
 
+    /// Notes what this rank is in, for errors.
+    #[inline]
+    pub(crate) fn set_kind(&self, kind: u8) {
+        self.last_kind.store(kind, Ordering::Relaxed);
+    }
+
     /// Publishes call `seq` and rings.
     #[inline]
     pub(crate) fn post(&self, seq: u64, words: Words, fill: impl FnOnce(&Payload)) {
+        self.set_kind(words[0] as u8);
         self.own().post(seq, words, fill);
         self.ring();
     }
@@ -344,11 +366,14 @@ impl Comm {
                 let odd = error.peers().first().copied().unwrap_or(0);
                 self.fail(PoisonKind::Mismatch, odd, error)
             }
-            _ => error,
+            _ => {
+                self.complete(seq);
+                error
+            }
         }
     }
 
-    /// The last look before `Ok`: no member failed in this call or before.
+    /// The last look before `Ok`: no member failed in this call or before. The call is complete then.
     #[inline]
     pub(crate) fn recheck(&self, seq: u64) -> Result<()> {
         recheck_fence();
@@ -359,7 +384,14 @@ impl Comm {
                 return Err(self.adopt(q, poison));
             }
         }
+        self.complete(seq);
         Ok(())
+    }
+
+    /// This rank is done with call `seq`.
+    #[inline]
+    pub(crate) fn complete(&self, seq: u64) {
+        self.completed.store(seq, Ordering::Relaxed);
     }
 
     /// Raises an own progress counter and rings.
@@ -395,11 +427,15 @@ impl Comm {
     #[cold]
     pub(crate) fn fail(&self, kind: PoisonKind, culprit: usize, error: Error) -> Error {
         let seq = self.current_seq();
-        self.own().poison(Poison { kind, culprit: culprit as u32, seq: seq as u32 });
+        self.own().poison(Poison { kind, culprit: culprit as u32, seq: self.poisoned_seq() });
+        let mut error = error.with_group(self.group(), self.global(self.me));
+        if let Some(operation) = OpKind::from_tag(self.last_kind.load(Ordering::Relaxed)) {
+            error = error.with_operation(operation);
+        }
         // Sends and receives have no sequence number.
-        let error =
-            if self.waiting.load(Ordering::Relaxed) & MAIL == 0 && seq > 0 { error.with_sequence(seq) } else { error };
-        let error = error.with_group(self.group(), self.global(self.me));
+        if !self.in_mail() && seq > 0 {
+            error = error.with_sequence(seq);
+        }
         let _ = self.cause.set(error.clone());
         if kind == PoisonKind::Lost {
             self.rank.add_lost(culprit);
@@ -408,9 +444,29 @@ impl Comm {
         error
     }
 
+    /// The first call that a poison set now concerns: this one, or the next if this one is complete.
+    fn poisoned_seq(&self) -> u32 {
+        let seq = self.current_seq();
+        let complete = self.completed.load(Ordering::Relaxed) == seq;
+        seq.wrapping_add(u64::from(complete)) as u32
+    }
+
+    /// Whether the last call was a send or receive.
+    pub(crate) fn in_mail(&self) -> bool {
+        let kind = self.last_kind.load(Ordering::Relaxed);
+        kind == OpKind::Send as u8 || kind == OpKind::Recv as u8
+    }
+
     /// A member's poison becomes this rank's failure.
     #[cold]
     pub(crate) fn adopt(&self, member: usize, poison: Poison) -> Error {
+        let (kind, culprit, error) = self.adopted(member, poison);
+        self.fail(kind, culprit, error)
+    }
+
+    /// What a member's poison means to this rank.
+    #[cold]
+    pub(crate) fn adopted(&self, member: usize, poison: Poison) -> (PoisonKind, usize, Error) {
         let culprit = poison.culprit as usize;
         let (reporter, me) = (self.global(member), self.global(self.me));
         // A peer can't say that an outsider, or this very rank, is dead or gone; that counts as its own abort.
@@ -443,7 +499,7 @@ impl Comm {
             )
             .with_peers([culprit]),
         };
-        self.fail(kind, culprit, error)
+        (kind, culprit, error)
     }
 
     /// Makes every member's calls fail. Any thread.
@@ -451,7 +507,7 @@ impl Comm {
         if !self.generation.is_current() {
             return;
         }
-        let seq = self.current_seq() as u32;
+        let seq = self.poisoned_seq();
         self.own().poison(Poison { kind: PoisonKind::Aborted, culprit: self.global(self.me) as u32, seq });
         self.ring_all();
     }

@@ -5,11 +5,12 @@ use crate::comm::Comm;
 use crate::ctl::PoisonKind;
 use crate::descriptor;
 use crate::ops::{Op, Shape};
-use crate::queue::{Lane, Progressing};
+use crate::pause::Pause;
+use crate::queue::{Interest, Lane, Progressing};
 use crate::rank_state::RankState;
-use crate::segment::Segment;
+use crate::segment::{Segment, check_memory};
 use rankwise_core::backend::{Counts, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
-use rankwise_core::{Capabilities, Error, ErrorKind, Group, OpKind, Queue, Result};
+use rankwise_core::{Capabilities, Error, ErrorKind, Group, MemorySpace, OpKind, Queue, Result};
 use rankwise_world::{Attachment, Placement};
 use std::any::Any;
 use std::sync::Arc;
@@ -36,13 +37,14 @@ impl Comm {
         let seq = self.next_seq();
         self.slot_is_free(seq).await;
         self.post(seq, descriptor::rejected(kind, why), |_| {});
+        self.complete(seq);
     }
 
     /// Runs a batch, up to its first error.
     async fn batch(&self, calls: &[RawCall<'_>]) -> Result<()> {
-        let batch = calls.len();
-        for (index, call) in calls.iter().enumerate() {
-            let result = self.execute(Op { call: *call, index, batch }).await;
+        let launch = descriptor::launch(calls);
+        for call in calls {
+            let result = self.execute(Op { call: *call, launch }).await;
             if let Err(error) = result {
                 let mail = matches!(call.kind, OpKind::Send | OpKind::Recv);
                 return Err(if mail { error } else { error.with_sequence(self.current_seq()) });
@@ -120,7 +122,7 @@ impl ShmCommunicator {
         let mut push = |lane, operation| {
             let state = Arc::new(Progressing::default());
             // SAFETY: the caller keeps the buffers valid until the work is idle, that is until no state is pending.
-            unsafe { queue.push(comm, lane, operation, state.clone()) };
+            unsafe { queue.push(comm, lane, Interest::Awaited, operation, state.clone()) };
             states.push(state);
         };
         for kept in mail {
@@ -131,7 +133,7 @@ impl ShmCommunicator {
                 Box::pin(async move {
                     let kept = kept;
                     // SAFETY: this future lives in the queue of that communicator.
-                    unsafe { home.comm() }.execute(Op { call: kept.call(), index: 0, batch: 1 }).await
+                    unsafe { home.comm() }.execute(Op { call: kept.call(), launch: 0 }).await
                 }),
             );
         }
@@ -152,7 +154,7 @@ impl ShmCommunicator {
     /// Runs `operation` now if nothing is queued; `None` when something is.
     fn run_alone(&self, operation: impl Future<Output = Result<()>>, deadline: Duration) -> Option<Result<()>> {
         let queue = self.0.lock_queue();
-        queue.is_empty().then(|| self.0.drive(operation, deadline))
+        queue.is_settled().then(|| self.0.drive(operation, deadline))
     }
 
     /// Waits until everything queued has ended.
@@ -161,7 +163,7 @@ impl ShmCommunicator {
             &mut || {
                 let mut queue = self.0.lock_queue();
                 queue.progress(&self.0);
-                queue.is_empty().then_some(Ok(()))
+                queue.is_settled().then_some(Ok(()))
             },
             &|| self.0.try_queue().map_or_else(Vec::new, |queue| queue.all_awaited()),
             deadline,
@@ -199,7 +201,7 @@ unsafe impl RawCommunicator for ShmCommunicator {
             && self.0.queued.load(Ordering::Acquire) == 0
             && let Some(shape) = Shape::of_small(call, self.0.members(), self.0.me)
         {
-            let result = self.0.small_now(Op { call: *call, index: 0, batch: 1 }, shape, deadline);
+            let result = self.0.small_now(Op { call: *call, launch: 0 }, shape, deadline);
             return result.map_err(|error| error.with_sequence(self.0.current_seq()));
         }
         // In a group of several calls a send must not wait for a receive beside it.
@@ -215,10 +217,10 @@ unsafe impl RawCommunicator for ShmCommunicator {
     unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>> {
         host_only(queue)?;
         self.0.check_usable()?;
-        let began = Instant::now();
+        let pause = Pause::new(self.0.rules);
         // SAFETY: the caller's promise is the same.
         let states = unsafe { self.enqueue(calls) };
-        Ok(Box::new(ShmWork { comm: self.0.clone(), states, began, deadline, looks: 0 }))
+        Ok(Box::new(ShmWork { comm: self.0.clone(), states, pause, deadline, looks: 0 }))
     }
 
     fn reject(&self, refusal: &Refusal<'_>) {
@@ -245,21 +247,24 @@ unsafe impl RawCommunicator for ShmCommunicator {
             Ok(())
         });
         let mut queue = self.0.lock_queue();
+        let interest = if matches!(lane, Lane::Recv(_)) { Interest::Background } else { Interest::Awaited };
         // SAFETY: the future holds no buffers.
-        unsafe { queue.push(&self.0, lane, refuse, Arc::default()) };
+        unsafe { queue.push(&self.0, lane, interest, refuse, Arc::default()) };
         queue.progress(&self.0);
     }
 
-    fn alloc(&self, bytes: usize, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
+    fn alloc(&self, bytes: usize, space: MemorySpace, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
         let comm = &self.0;
         comm.check_usable()?;
+        debug_assert_eq!(space, MemorySpace::Host, "the layer above asks the table first");
         let began = Instant::now();
         let whole_pages = bytes
             .checked_next_multiple_of(4096)
             .ok_or_else(|| Error::new(ErrorKind::CountTooLarge, format!("{bytes} bytes exceed the address space")));
-        let (own, attachment) = whole_pages.and_then(|bytes| new_segment(&comm.rank, bytes)).inspect_err(|error| {
-            self.reject(&Refusal::new(OpKind::Alloc, error, 1));
-        })?;
+        let (own, attachment) =
+            whole_pages.and_then(|bytes| new_segment(&comm.rank, bytes, comm.members())).inspect_err(|error| {
+                self.reject(&Refusal::new(OpKind::Alloc, error, 1));
+            })?;
         self.run_after_queue(comm.handshake(OpKind::Alloc, bytes as u64), deadline)?;
         let index = comm.allocations.lock().unwrap_or_else(|e| e.into_inner()).next_index();
         let key = format!("shm/alloc/{:x}/{}/{:x}/{index}", comm.spec.tag, comm.group(), comm.group().stable_hash());
@@ -267,8 +272,6 @@ unsafe impl RawCommunicator for ShmCommunicator {
         let rest = deadline.saturating_sub(began.elapsed());
         let parts = comm
             .rank
-            .world
-            .store()
             .exchange(&key, &what, comm.group(), &[], attachment, rest)
             .and_then(|parts| open_segments(comm.me, own, parts.into_iter().map(|(_, part)| part)))
             .map_err(|error| {
@@ -301,10 +304,11 @@ unsafe impl RawCommunicator for ShmCommunicator {
     }
 
     fn finalize(&self, deadline: Duration) -> Result<()> {
-        self.0.check_usable()?;
-        self.run_after_queue(self.0.handshake(OpKind::Finalize, 0), deadline)?;
+        let result =
+            self.0.check_usable().and_then(|()| self.run_after_queue(self.0.handshake(OpKind::Finalize, 0), deadline));
+        // Whatever came of it, this rank says nothing more.
         self.0.close();
-        Ok(())
+        result
     }
 }
 
@@ -321,7 +325,7 @@ impl Drop for Idle {
 struct ShmWork {
     comm: Arc<Comm>,
     states: Vec<Arc<Progressing>>,
-    began: Instant,
+    pause: Pause,
     deadline: Duration,
     looks: u32,
 }
@@ -363,29 +367,25 @@ unsafe impl RawWork for ShmWork {
         if let Some(result) = self.progress() {
             return result.map(|()| true);
         }
-        self.comm.rank.progress_others(&self.comm);
+        self.comm.rank.progress_others(Some(&self.comm));
         self.looks = self.looks.wrapping_add(1);
-        if self.looks.is_multiple_of(64) || self.began.elapsed() >= self.deadline {
-            // No waiting: only a look at peers, poison and the deadline.
-            let rest = self.deadline.saturating_sub(self.began.elapsed());
-            self.comm.look_for_trouble(
-                &mut || self.progress(),
-                &|| self.awaited(),
-                rest.is_zero(),
-                self.began.elapsed(),
-            )?;
+        if self.looks.is_multiple_of(64) || self.pause.began.elapsed() >= self.deadline {
+            let result = self.comm.test(&mut || self.progress(), &|| self.awaited(), &self.pause, self.deadline)?;
+            if let Some(result) = result {
+                return result.map(|()| true);
+            }
         }
         Ok(false)
     }
 
     fn wait(&mut self, deadline: Duration) -> Result<()> {
-        let rest = self.deadline.saturating_sub(self.began.elapsed());
+        let rest = self.deadline.saturating_sub(self.pause.began.elapsed());
         self.comm.wait_while(&mut || self.progress(), &|| self.awaited(), deadline.min(rest))
     }
 
     fn order(&mut self, queue: Queue) -> Result<()> {
         host_only(queue)?;
-        let rest = self.deadline.saturating_sub(self.began.elapsed());
+        let rest = self.deadline.saturating_sub(self.pause.began.elapsed());
         self.wait(rest)
     }
 
@@ -394,8 +394,13 @@ unsafe impl RawWork for ShmWork {
             // A collective that some have begun can't be taken back: the communicator ends here.
             self.comm.abort();
             let culprit = self.comm.global(self.comm.me);
-            let error = Error::new(ErrorKind::Aborted, "a started call was cancelled").with_peers([culprit]);
-            let error = self.comm.fail(PoisonKind::Aborted, culprit, error);
+            let error = match self.comm.cause() {
+                Some(cause) => cause.clone(),
+                None => {
+                    let error = Error::new(ErrorKind::Aborted, "a started call was cancelled").with_peers([culprit]);
+                    self.comm.fail(PoisonKind::Aborted, culprit, error)
+                }
+            };
             let mut queue = self.comm.lock_queue();
             queue.fail_all(&self.comm, &error);
         }
@@ -411,8 +416,9 @@ unsafe impl RawWork for ShmWork {
     }
 }
 
-/// A segment of this rank, and what to hand to the peers.
-pub(crate) fn new_segment(rank: &RankState, bytes: usize) -> Result<(Arc<Segment>, Attachment)> {
+/// A segment of this rank, and what to hand to the peers. All members make one of the same size.
+pub(crate) fn new_segment(rank: &RankState, bytes: usize, members: usize) -> Result<(Arc<Segment>, Attachment)> {
+    check_memory(bytes, members)?;
     match rank.world.placement() {
         #[cfg(target_os = "linux")]
         Placement::Processes => {

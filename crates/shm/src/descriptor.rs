@@ -9,15 +9,16 @@ const REJECTED: u8 = 0xff;
 /// The three words of a posted call.
 pub(crate) type Words = [u64; 3];
 
-/// The words of one call of a batch.
+/// The words of a call. `launch` is 0 for a call by itself, else the same for all members that launch the same calls.
 #[inline]
-pub(crate) fn words(call: &RawCall<'_>, index: usize, batch: usize) -> Words {
+pub(crate) fn words(call: &RawCall<'_>, launch: u64) -> Words {
     let op = call.op.map_or(0, |op| op.index() as u64 + 1);
     let root = if matches!(call.kind, OpKind::Send | OpKind::Recv) { 0 } else { call.root as u64 };
-    let mut check = mix(call.elem_size as u64, (batch as u64) << 32 | index as u64);
+    let mut check = mix(call.elem_size as u64, launch);
     check = mix(check, u64::from(call.tag));
     if let Some(ReduceOp::PreMulSum(factor)) = call.op {
-        check = mix(check, factor.to_bits());
+        // All NaNs are one factor.
+        check = mix(check, if factor.is_nan() { f64::NAN.to_bits() } else { factor.to_bits() });
     }
     // The counts of AllToAllV differ by nature; they are compared pair by pair.
     if call.kind != OpKind::AllToAllV {
@@ -26,6 +27,15 @@ pub(crate) fn words(call: &RawCall<'_>, index: usize, batch: usize) -> Words {
         }
     }
     [call.kind as u64 | (call.dtype as u64) << 8 | op << 16 | root << 32, call.count as u64, check]
+}
+
+/// What identifies a launch of several calls, so that members with different ones part at the first, before data moves.
+pub(crate) fn launch(calls: &[RawCall<'_>]) -> u64 {
+    if calls.len() == 1 {
+        return 0;
+    }
+    let whole = calls.iter().flat_map(|call| words(call, 0)).fold(calls.len() as u64, mix);
+    whole.max(1)
 }
 
 /// The words of a refused call.
@@ -143,11 +153,18 @@ mod tests {
             |call| call.counts = Counts { send: &[1, 2], recv: &[] },
             |call| call.counts = Counts { send: &[2, 1], recv: &[] },
         ];
-        let mut seen = vec![words(&base, 0, 1), words(&base, 0, 2), words(&base, 1, 2)];
+        let mut longer = base;
+        longer.count = 9;
+        let launches = [launch(&[base, base]), launch(&[base, longer]), launch(&[longer, base]), launch(&[base; 3])];
+        let mut seen = vec![words(&base, 0)];
+        for launch in launches {
+            assert!(!seen.contains(&words(&base, launch)));
+            seen.push(words(&base, launch));
+        }
         for change in changes {
             let mut call = base;
             change(&mut call);
-            let words = words(&call, 0, 1);
+            let words = words(&call, 0);
             assert!(!seen.contains(&words), "{call:?}");
             seen.push(words);
         }
@@ -156,7 +173,7 @@ mod tests {
     #[test]
     fn majority_rules_and_ties_go_to_the_lowest_rank() {
         let group = Group::new([4, 5, 6]).unwrap();
-        let (a, b) = (words(&call(OpKind::AllReduce, 8), 0, 1), words(&call(OpKind::AllReduce, 4), 0, 1));
+        let (a, b) = (words(&call(OpKind::AllReduce, 8), 0), words(&call(OpKind::AllReduce, 4), 0));
         assert_eq!(verdict(&group, 0, &[a, b, b]).peers(), [4]);
         assert_eq!(verdict(&group, 0, &[a, b, a]).peers(), [5]);
         let error = verdict(&Group::new([4, 5]).unwrap(), 1, &[a, b]);
@@ -168,8 +185,8 @@ mod tests {
     fn a_refusal_wins_over_a_mismatch() {
         let group = Group::world(3);
         let all = [
-            words(&call(OpKind::AllReduce, 8), 0, 1),
-            words(&call(OpKind::Barrier, 0), 0, 1),
+            words(&call(OpKind::AllReduce, 8), 0),
+            words(&call(OpKind::Barrier, 0), 0),
             rejected(OpKind::AllGather, &ErrorKind::CountTooLarge),
         ];
         let error = verdict(&group, 0, &all);

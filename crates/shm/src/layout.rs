@@ -38,12 +38,12 @@ impl Layout {
         let mail_slots = (8 / destinations).max(2);
         let mail_bytes = (MAIL / (destinations * mail_slots)).clamp(448, 16 * 1024) & !63;
         let counts = size_of::<Ctl>();
-        let stage = (counts + SLOTS as usize * members * 8).next_multiple_of(64);
+        let stage = (counts + SLOTS as usize * members * 16).next_multiple_of(64);
         let in_ring = stage + SLOTS as usize * STAGE;
         let out_ring = in_ring + RING as usize * CHUNK;
         let mail = out_ring + RING as usize * CHUNK;
         let acks = mail + members * mail_slots * (MAIL_HEADER + mail_bytes);
-        let bytes = (acks + members * 8).next_multiple_of(4096);
+        let bytes = (acks + members * 16).next_multiple_of(4096);
         Layout {
             members,
             counts,
@@ -59,7 +59,7 @@ impl Layout {
     }
 
     pub(crate) fn counts(&self, seq: u64) -> usize {
-        self.counts + (seq % SLOTS) as usize * self.members * 8
+        self.counts + (seq % SLOTS) as usize * self.members * 16
     }
 
     pub(crate) fn stage(&self, seq: u64) -> usize {
@@ -80,7 +80,12 @@ impl Layout {
     }
 
     pub(crate) fn ack(&self, source: usize) -> usize {
-        self.acks + source * 8
+        self.acks + source * 16
+    }
+
+    /// The number of the last message from `source` that was refused before it came, counted from 1.
+    pub(crate) fn refused(&self, source: usize) -> usize {
+        self.ack(source) + 8
     }
 }
 
@@ -92,13 +97,13 @@ mod tests {
     fn parts_follow_each_other_within_the_segment() {
         for members in [2, 3, 8, 64, 256, 1000] {
             let l = Layout::new(members);
-            assert!(l.counts(3) + members * 8 <= l.stage(0));
+            assert!(l.counts(3) + members * 16 <= l.stage(0));
             assert_eq!(l.stage(3) + STAGE, l.in_ring(0));
             assert_eq!(l.in_ring(3) + CHUNK, l.out_ring(0));
             assert_eq!(l.out_ring(3) + CHUNK, l.mail(0, 0));
             let last = l.mail(members - 1, l.mail_slots - 1);
             assert!(last + MAIL_HEADER + l.mail_bytes <= l.ack(0));
-            assert!(l.ack(members - 1) + 8 <= l.bytes);
+            assert!(l.refused(members - 1) + 8 <= l.bytes);
             assert!(l.stage(1).is_multiple_of(64) && l.mail(1, 1).is_multiple_of(64) && l.ack(1).is_multiple_of(8));
             assert!(l.bytes < 2 << 20, "{members} members take {} bytes", l.bytes);
         }

@@ -17,6 +17,15 @@ pub(crate) enum Lane {
     Recv(usize),
 }
 
+/// Whether anybody waits for a started call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Interest {
+    /// A handle does, or the communicator's end.
+    Awaited,
+    /// Nobody: a message that is to be thrown away.
+    Background,
+}
+
 /// The state of a started call that its handle sees.
 #[derive(Default)]
 pub(crate) struct Progressing {
@@ -78,6 +87,7 @@ type Operation = Pin<Box<dyn Future<Output = Result<()>>>>;
 struct Started {
     operation: Operation,
     lane: Lane,
+    interest: Interest,
     state: Arc<Progressing>,
     /// As in `Comm::waiting`, when it was last polled; `usize::MAX` before.
     awaits: usize,
@@ -94,8 +104,9 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.started.is_empty()
+    /// Whether no call is left that somebody waits for.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.started.iter().all(|one| one.interest == Interest::Background)
     }
 
     /// Appends a call.
@@ -103,10 +114,17 @@ impl Queue {
     /// # Safety
     ///
     /// What `operation` points to stays valid until `state` is no longer pending, and may be used from any thread.
-    pub(crate) unsafe fn push(&mut self, comm: &Arc<Comm>, lane: Lane, operation: Operation, state: Arc<Progressing>) {
+    pub(crate) unsafe fn push(
+        &mut self,
+        comm: &Arc<Comm>,
+        lane: Lane,
+        interest: Interest,
+        operation: Operation,
+        state: Arc<Progressing>,
+    ) {
         comm.queued.fetch_add(1, Ordering::Relaxed);
         comm.rank.add_outstanding(comm);
-        self.started.push(Started { operation, lane, state, awaits: usize::MAX });
+        self.started.push(Started { operation, lane, interest, state, awaits: usize::MAX });
     }
 
     /// Polls what may run. Collectives run strictly in order; sends and receives only wait for those of the same pair.
@@ -187,7 +205,7 @@ impl Queue {
         Self::ended(comm, started.len());
         for one in started {
             drop(one.operation);
-            one.state.finish(Err(error.clone()));
+            one.state.finish(Err(error.clone().without_sequence()));
         }
     }
 }

@@ -1,10 +1,11 @@
 //! What the communicators of one joined rank share.
 
 use crate::comm::Comm;
-use rankwise_core::{Group, Settings};
-use rankwise_world::World;
+use rankwise_core::{Group, Result, Settings};
+use rankwise_world::{Attachment, World};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Weak};
+use std::time::Duration;
 
 /// One joined rank.
 pub(crate) struct RankState {
@@ -69,14 +70,38 @@ impl RankState {
         self.outstanding.fetch_sub(calls, Ordering::Release);
     }
 
-    /// Progresses the started calls of all communicators whose queue is free; `except` is the caller's own.
-    pub(crate) fn progress_others(&self, except: &Comm) {
+    /// [`rankwise_world::Store::exchange`], during which started calls go on: peers may come only after one of them.
+    pub(crate) fn exchange(
+        &self,
+        key: &str,
+        what: &str,
+        members: &Group,
+        payload: &[u8],
+        attachment: Attachment,
+        deadline: Duration,
+    ) -> Result<Vec<(Vec<u8>, Attachment)>> {
+        let exchange = || self.world.store().exchange(key, what, members, payload, attachment, deadline);
+        if !self.has_outstanding() {
+            return exchange();
+        }
+        std::thread::scope(|scope| {
+            let exchange = scope.spawn(exchange);
+            while !exchange.is_finished() {
+                self.progress_others(None);
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            exchange.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    /// Progresses the started calls of all communicators whose queue is free, but for the caller's own.
+    pub(crate) fn progress_others(&self, except: Option<&Comm>) {
         let comms: Vec<_> = {
             let Ok(busy) = self.busy.try_lock() else { return };
             busy.iter().filter_map(Weak::upgrade).collect()
         };
         for comm in comms {
-            if !std::ptr::eq(&*comm, except)
+            if except.is_none_or(|own| !std::ptr::eq(&*comm, own))
                 && let Some(mut queue) = comm.try_queue()
             {
                 queue.progress(&comm);

@@ -64,6 +64,15 @@ fn no_memory(bytes: usize) -> Error {
 }
 
 #[cfg(target_os = "linux")]
+pub(crate) use linux::check_memory;
+
+/// Elsewhere the allocator says so.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn check_memory(_bytes: usize, _members: usize) -> Result<()> {
+    Ok(())
+}
+
+#[cfg(target_os = "linux")]
 mod linux {
     use super::{Segment, no_memory};
     use rankwise_core::{Error, ErrorKind, Result};
@@ -75,7 +84,7 @@ mod linux {
     use std::ptr::NonNull;
 
     /// From this size on the memory limits are looked at before pages are reserved: reading them takes some 50 us.
-    const LOOK_AT_LIMITS: usize = 4 << 20;
+    const LOOK_AT_LIMITS: usize = 16 << 20;
 
     const SEALS: SealFlags =
         SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE).union(SealFlags::SEAL);
@@ -85,6 +94,7 @@ mod linux {
         /// peers.
         pub(crate) fn create(bytes: usize) -> Result<(Segment, OwnedFd)> {
             check_limits(bytes)?;
+            check_memory(bytes, 1)?;
             let base = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
             let fd = match rustix::fs::memfd_create("rankwise", base | MemfdFlags::NOEXEC_SEAL) {
                 // Before Linux 6.3 the flag is unknown.
@@ -180,13 +190,21 @@ mod linux {
                 "shared memory counts as a file; raise the limit (ulimit -f)",
             ));
         }
-        if bytes < LOOK_AT_LIMITS {
+        Ok(())
+    }
+
+    /// Whether memory is left for `members` segments of this size, looked at before any page is touched.
+    pub(crate) fn check_memory(bytes: usize, members: usize) -> Result<()> {
+        let need = (bytes as u64).saturating_mul(members as u64);
+        if need < LOOK_AT_LIMITS as u64 {
             return Ok(());
         }
         match available_memory() {
             Some(limit) if limit < need => Err(Error::new(
                 ErrorKind::NoMemory { need, limit },
-                "not enough memory for a shared segment; free memory, raise the cgroup's limit or use smaller buffers",
+                format!(
+                    "not enough memory for {members} shared segments; free memory, raise the cgroup's limit or use smaller buffers"
+                ),
             )),
             _ => Ok(()),
         }

@@ -1,7 +1,7 @@
 //! Driving an operation to its end: poll, pause, look for trouble.
 
 use crate::comm::{Comm, MAIL, left_error, lost_error};
-use crate::ctl::PoisonKind;
+use crate::ctl::{Poison, PoisonKind};
 use crate::descriptor;
 use crate::futex;
 use crate::pause::{Pause, Step};
@@ -50,11 +50,22 @@ impl<F: Fn() -> bool + Unpin> Future for Until<'_, F> {
 
 /// Trouble found while waiting.
 enum Trouble {
-    Adopted(usize, crate::ctl::Poison),
+    Adopted(usize, Poison),
     Left(usize),
     Lost(usize),
     /// With whom it waits for, as in [`Comm::waiting`].
     Deadline(Option<usize>),
+}
+
+impl Trouble {
+    /// Whether it is what was found before; poison and the deadline don't go away.
+    fn is_still(&self, before: &Trouble) -> bool {
+        match (self, before) {
+            (Trouble::Left(q) | Trouble::Lost(q), Trouble::Left(p) | Trouble::Lost(p)) => q == p,
+            (Trouble::Left(_) | Trouble::Lost(_), _) => false,
+            _ => true,
+        }
+    }
 }
 
 impl Comm {
@@ -110,7 +121,7 @@ impl Comm {
             }
             let shared = self.rank.has_outstanding();
             if shared {
-                self.rank.progress_others(self);
+                self.rank.progress_others(Some(self));
             }
             let now = self.moves.load(Ordering::Relaxed);
             if now != moves {
@@ -130,28 +141,47 @@ impl Comm {
                     }
                 }
             }
-            if check && let Some(trouble) = self.find_trouble(&awaited(), pause.began.elapsed() >= deadline, step) {
-                // What is complete stays complete: a peer may have failed or left after doing its part.
-                if let Some(result) = look() {
-                    return result;
+            if check {
+                let late = pause.began.elapsed() >= deadline;
+                if let Some(error) = self.look_for_trouble(look, awaited, late, step, &pause)? {
+                    return error;
                 }
-                return Err(self.raise(trouble, pause.began.elapsed()));
             }
         }
     }
 
-    /// One look at peers, poison and, when `late`, the deadline, for those who test instead of waiting.
-    pub(crate) fn look_for_trouble(
+    /// One look at peers, poison and, when `late`, the deadline. `Ok(Some(..))` when the wait ended after all.
+    ///
+    /// What is complete stays complete: a peer may have failed or left after doing its part. So after trouble is found the operation
+    /// is looked at once more, and only trouble that is still in its way counts.
+    fn look_for_trouble(
         &self,
         look: &mut dyn FnMut() -> Option<Result<()>>,
         awaited: &dyn Fn() -> Vec<usize>,
         late: bool,
-        elapsed: Duration,
-    ) -> Result<()> {
-        match self.find_trouble(&awaited(), late, Step::Sleep(Duration::ZERO)) {
-            Some(trouble) => look().unwrap_or_else(|| Err(self.raise(trouble, elapsed))),
-            None => Ok(()),
+        step: Step,
+        pause: &Pause,
+    ) -> Result<Option<Result<()>>> {
+        let Some(found) = self.find_trouble(&awaited(), late, step) else { return Ok(None) };
+        if let Some(result) = look() {
+            return Ok(Some(result));
         }
+        match self.find_trouble(&awaited(), late, step) {
+            Some(trouble) if trouble.is_still(&found) => Err(self.raise(trouble, pause.began.elapsed())),
+            _ => Ok(None),
+        }
+    }
+
+    /// [`Comm::wait_while`] for those who only test: one look, no pause.
+    pub(crate) fn test(
+        &self,
+        look: &mut dyn FnMut() -> Option<Result<()>>,
+        awaited: &dyn Fn() -> Vec<usize>,
+        pause: &Pause,
+        deadline: Duration,
+    ) -> Result<Option<Result<()>>> {
+        let late = pause.began.elapsed() >= deadline;
+        self.look_for_trouble(look, awaited, late, Step::Sleep(Duration::ZERO), pause)
     }
 
     /// One sleep on the bell of the member that is waited for.
@@ -173,71 +203,84 @@ impl Comm {
         result
     }
 
-    /// A poison that concerns what this rank is in. One of a later call does not: its owner has completed this one.
-    fn any_poison(&self) -> Option<(usize, crate::ctl::Poison)> {
-        let mail = self.waiting.load(Ordering::Relaxed) & MAIL != 0;
+    /// A poison that concerns what this rank is in. One of a later call does not, since its owner has completed this one;
+    /// but an abort ends everything that is not complete.
+    fn any_poison(&self) -> Option<(usize, Poison)> {
+        let mail = self.in_mail();
         let seq = self.current_seq();
         (0..self.members())
             .filter_map(|q| Some((q, self.ctl(q).poisoned()?)))
-            .find(|(_, poison)| mail || poison.concerns(seq))
+            .find(|(_, poison)| mail || poison.kind == PoisonKind::Aborted || poison.concerns(seq))
     }
 
     fn find_trouble(&self, awaited: &[usize], late: bool, step: Step) -> Option<Trouble> {
         if let Some((member, poison)) = self.any_poison() {
             return Some(Trouble::Adopted(member, poison));
         }
-        for waits_for in awaited {
-            let member = waits_for & !MAIL;
-            if member >= self.members() || member == self.me {
-                continue;
-            }
-            if self.ctl(member).has_left() {
-                return Some(Trouble::Left(member));
-            }
-            // Asking the kernel takes a microsecond: not while spinning.
-            if (late || matches!(step, Step::Sleep(_)))
-                && self.rank.world.liveness().status(self.global(member)) == PeerStatus::Gone
-            {
-                // It may have left properly in between.
-                let left = self.ctl(member).has_left();
-                return Some(if left { Trouble::Left(member) } else { Trouble::Lost(member) });
-            }
+        // Asking the kernel takes a microsecond: not while spinning.
+        let ask = late || matches!(step, Step::Sleep(_));
+        let awaited_members = awaited.iter().map(|waits_for| waits_for & !MAIL);
+        let gone = awaited_members.filter(|q| *q < self.members()).find_map(|q| self.is_gone(q, ask));
+        // A collective needs every member, not only the one it looks at now.
+        let seq = self.current_seq();
+        let in_collective = ask && awaited.iter().any(|waits_for| waits_for & MAIL == 0);
+        let missing = || self.others().filter(|q| !self.ctl(*q).has_posted(seq)).find_map(|q| self.is_gone(q, ask));
+        gone.or_else(|| in_collective.then(missing).flatten())
+            .or_else(|| late.then(|| Trouble::Deadline(awaited.first().copied())))
+    }
+
+    /// Whether a member has left, or `ask`ing the kernel, died.
+    fn is_gone(&self, member: usize, ask: bool) -> Option<Trouble> {
+        if member == self.me {
+            return None;
         }
-        late.then(|| Trouble::Deadline(awaited.first().copied()))
+        if self.ctl(member).has_left() {
+            return Some(Trouble::Left(member));
+        }
+        if !ask || self.rank.world.liveness().status(self.global(member)) != PeerStatus::Gone {
+            return None;
+        }
+        // It may have left properly in between.
+        Some(if self.ctl(member).has_left() { Trouble::Left(member) } else { Trouble::Lost(member) })
     }
 
     #[cold]
     fn raise(&self, trouble: Trouble, elapsed: Duration) -> Error {
-        let error = match trouble {
-            Trouble::Adopted(member, poison) => self.adopt(member, poison),
+        let (kind, culprit, error) = match trouble {
+            Trouble::Adopted(member, poison) => self.adopted(member, poison),
             Trouble::Left(member) => {
                 let rank = self.global(member);
-                self.fail(PoisonKind::Left, rank, left_error(rank))
+                (PoisonKind::Left, rank, left_error(rank))
             }
             Trouble::Lost(member) => {
                 let rank = self.global(member);
-                self.fail(PoisonKind::Lost, rank, lost_error(rank))
+                (PoisonKind::Lost, rank, lost_error(rank))
             }
             Trouble::Deadline(waits_for) => self.timed_out(waits_for),
         };
-        error.with_elapsed(elapsed)
+        self.fail(kind, culprit, error.with_elapsed(elapsed))
     }
 
-    fn mail_timed_out(&self, member: usize) -> Error {
+    fn mail_timed_out(&self, member: usize) -> (PoisonKind, usize, Error) {
         let rank = self.global(member);
+        let (last, words) = self.ctl(member).last_posted();
+        let seen = match last {
+            0 => "it has called no collective yet".to_string(),
+            last => format!("its last collective was call {last}, {}", descriptor::describe(words)),
+        };
         let error = Error::new(
             ErrorKind::Timeout,
             format!(
-                "rank {rank} has not taken part: a send waits when the receiver's mailbox is full, a receive until the message \
-                 comes; make both ranks call, in the same order, or raise the deadline"
+                "rank {rank} has not taken part ({seen}): a send waits when the receiver's mailbox is full, a receive until \
+                 the message comes; make both ranks call, in the same order, or raise the deadline"
             ),
         )
         .with_peers([rank]);
-        self.fail(PoisonKind::Timeout, rank, error)
+        (PoisonKind::Timeout, rank, error)
     }
 
     /// Names the members that have not arrived and what they were last seen doing.
-    fn timed_out(&self, waits_for: Option<usize>) -> Error {
+    fn timed_out(&self, waits_for: Option<usize>) -> (PoisonKind, usize, Error) {
         let seq = self.current_seq();
         let awaited = waits_for.map(|member| member & !MAIL).filter(|member| *member < self.members());
         if let (Some(member), Some(true)) = (awaited, waits_for.map(|member| member & MAIL != 0)) {
@@ -273,6 +316,6 @@ impl Comm {
             ),
         )
         .with_peers(ranks.iter().copied());
-        self.fail(PoisonKind::Timeout, ranks.first().copied().unwrap_or(self.global(self.me)), error)
+        (PoisonKind::Timeout, ranks.first().copied().unwrap_or(self.global(self.me)), error)
     }
 }

@@ -5,8 +5,8 @@
 
 use rankwise_core::backend::{CommSpec, RawBackend, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
 use rankwise_core::{
-    Capabilities, Config, DType, DTypeSet, DeadlineSupport, Determinism, Error, ErrorKind, Group, OpKind, Queue,
-    ReduceOp, Result,
+    Capabilities, Config, DType, DTypeSet, DeadlineSupport, Determinism, Error, ErrorKind, Group, MemorySpace, OpKind,
+    Queue, ReduceOp, Result,
 };
 use rankwise_world::{Attachment, Driver, Placement, ProbeReport, World};
 use std::collections::HashMap;
@@ -309,7 +309,7 @@ unsafe impl RawCommunicator for Seat {
         self.take(&mut state, sequence);
     }
 
-    fn alloc(&self, _: usize, _: Duration) -> Result<Arc<dyn RawSegment>> {
+    fn alloc(&self, _: usize, _: MemorySpace, _: Duration) -> Result<Arc<dyn RawSegment>> {
         Err(Error::new(ErrorKind::UnsupportedMode, "the reference backend has no collective memory"))
     }
 

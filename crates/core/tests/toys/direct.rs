@@ -7,7 +7,7 @@ use super::segment::Segment;
 use super::table::Table;
 use super::{Meeting, Member, Parts, Toy, ends, host_only, lock, offers, refuse_all};
 use rankwise_core::backend::{RawBackend, RawBuf, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
-use rankwise_core::{Determinism, Error, OpKind, Queue, Result};
+use rankwise_core::{Determinism, Error, MemorySpace, OpKind, Queue, Result};
 use std::any::Any;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
@@ -89,7 +89,7 @@ unsafe impl RawCommunicator for Direct {
         self.table.reject(&self.member, refusal);
     }
 
-    fn alloc(&self, bytes: usize, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
+    fn alloc(&self, bytes: usize, _: MemorySpace, deadline: Duration) -> Result<Arc<dyn RawSegment>> {
         let refuse = |why: &Error| self.reject(&Refusal::new(OpKind::Alloc, why, 1));
         let segment = Arc::new(Segment::new(bytes).inspect_err(refuse)?);
         // SAFETY: the call lends no memory.

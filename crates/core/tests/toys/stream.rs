@@ -9,7 +9,7 @@ use super::event::Event;
 use super::table::Table;
 use super::{Meeting, Member, Toy, ends, lock, offers, refuse_all};
 use rankwise_core::backend::{RawBackend, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
-use rankwise_core::{Determinism, Error, ErrorKind, Queue, Result};
+use rankwise_core::{Determinism, Error, ErrorKind, MemorySpace, Queue, Result};
 use std::any::Any;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -110,7 +110,7 @@ unsafe impl RawCommunicator for Stream {
         self.table.reject(&self.member, refusal);
     }
 
-    fn alloc(&self, _: usize, _: Duration) -> Result<Arc<dyn RawSegment>> {
+    fn alloc(&self, _: usize, _: MemorySpace, _: Duration) -> Result<Arc<dyn RawSegment>> {
         Err(Error::new(ErrorKind::UnsupportedOp, "this toy stages everything; use a Vec"))
     }
 

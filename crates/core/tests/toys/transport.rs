@@ -6,7 +6,7 @@
 use super::steps::{Steps, Wires, departure};
 use super::{Meeting, Member, Toy, ends, host_only, lock, offers, refuse_all};
 use rankwise_core::backend::{RawBackend, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
-use rankwise_core::{Determinism, Error, ErrorKind, Queue, Result};
+use rankwise_core::{Determinism, Error, ErrorKind, MemorySpace, Queue, Result};
 use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -141,7 +141,7 @@ unsafe impl RawCommunicator for Transport {
         }
     }
 
-    fn alloc(&self, _: usize, _: Duration) -> Result<Arc<dyn RawSegment>> {
+    fn alloc(&self, _: usize, _: MemorySpace, _: Duration) -> Result<Arc<dyn RawSegment>> {
         Err(Error::new(ErrorKind::UnsupportedOp, "messages need no common memory; use a Vec"))
     }
 

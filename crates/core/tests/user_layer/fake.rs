@@ -263,7 +263,7 @@ unsafe impl RawCommunicator for FakeComm {
         self.fake.note(Event::Reject { kind, peer: refusal.peer, why, calls });
     }
 
-    fn alloc(&self, bytes: usize, _: Duration) -> Result<Arc<dyn RawSegment>> {
+    fn alloc(&self, bytes: usize, _: MemorySpace, _: Duration) -> Result<Arc<dyn RawSegment>> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         self.fake.note(Event::Alloc(bytes));
         let id = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -13,55 +13,55 @@ use std::sync::atomic::Ordering;
 impl Comm {
     pub(crate) async fn all_to_all_v(&self, op: Op<'_>) -> Result<()> {
         let call = &op.call;
-        let words = descriptor::words(call, op.index, op.batch);
+        let words = descriptor::words(call, op.launch);
         let seq = self.next_seq();
         self.slot_is_free(seq).await;
-        for (q, count) in call.counts.send.iter().enumerate() {
-            self.count(self.me, seq, q).store(*count as u64, Ordering::Relaxed);
+        for (i, count) in call.counts.send.iter().chain(call.counts.recv).enumerate() {
+            self.word(self.me, self.layout.counts(seq) + i * 8).store(*count as u64, Ordering::Relaxed);
         }
         self.post(seq, words, |_| {});
         self.meet(seq, words).await?;
-        self.compare_counts(call, seq)?;
-        self.stream_pairs(call, seq).await;
+        let longest = self.compare_counts(seq)?;
+        self.stream_pairs(call, longest).await;
         self.recheck(seq)
     }
 
-    /// The count that `from` sends to `to`, as posted.
-    fn count(&self, from: usize, seq: u64, to: usize) -> &std::sync::atomic::AtomicU64 {
-        self.word(from, self.layout.counts(seq) + to * 8)
+    /// The counts that a member posted: what it sends to `other`, and what it expects from it.
+    fn counts(&self, member: usize, seq: u64, other: usize) -> (u64, u64) {
+        let word = |i: usize| self.word(member, self.layout.counts(seq) + i * 8).load(Ordering::Relaxed);
+        (word(other), word(self.members() + other))
     }
 
-    /// What each member sends us must be what we expect from it.
-    fn compare_counts(&self, call: &RawCall<'_>, seq: u64) -> Result<()> {
-        for q in 0..self.members() {
-            let (sent, expected) = (self.count(q, seq, self.me).load(Ordering::Relaxed), call.counts.recv[q] as u64);
-            if sent != expected {
-                let (sender, me) = (self.global(q), self.global(self.me));
-                let error = Error::new(
-                    ErrorKind::Mismatch,
-                    format!(
-                        "rank {sender} sends {sent} elements to rank {me}, which expects {expected}; \
-                         send counts of one must equal receive counts of the other"
-                    ),
-                )
-                .with_peers([sender, me]);
-                return Err(self.fail(PoisonKind::Mismatch, sender, error));
-            }
-        }
-        Ok(())
-    }
-
-    async fn stream_pairs(&self, call: &RawCall<'_>, seq: u64) {
+    /// What each member sends must be what the other expects. Everybody compares all pairs, so that all find the same
+    /// odd pair before data moves. Returns the largest count.
+    fn compare_counts(&self, seq: u64) -> Result<u64> {
         let n = self.members();
-        let size = call.elem_size;
-        let piece = piece(n);
-        // The longest pair decides the number of steps: everybody reads all rows.
         let mut longest = 0;
         for from in 0..n {
             for to in 0..n {
-                longest = longest.max(self.count(from, seq, to).load(Ordering::Relaxed));
+                let (sent, expected) = (self.counts(from, seq, to).0, self.counts(to, seq, from).1);
+                if sent != expected {
+                    let (from, to) = (self.global(from), self.global(to));
+                    let error = Error::new(
+                        ErrorKind::Mismatch,
+                        format!(
+                            "rank {from} sends {sent} elements to rank {to}, which expects {expected}; \
+                             send counts of one must equal receive counts of the other"
+                        ),
+                    )
+                    .with_peers([from, to]);
+                    return Err(self.fail(PoisonKind::Mismatch, from, error));
+                }
+                longest = longest.max(sent);
             }
         }
+        Ok(longest)
+    }
+
+    async fn stream_pairs(&self, call: &RawCall<'_>, longest: u64) {
+        let n = self.members();
+        let size = call.elem_size;
+        let piece = piece(n);
         let rounds = longest.saturating_mul(size as u64).div_ceil(piece as u64);
         let base = self.steps.load(Ordering::Relaxed);
         for i in 0..=rounds {

@@ -4,7 +4,7 @@ use super::all_reduce::Parts;
 use super::shape::part;
 use crate::alloc::{Allocation, Place};
 use crate::comm::Comm;
-use crate::ctl::Progress;
+use crate::ctl::{PoisonKind, Progress};
 use crate::sync::Payload;
 use rankwise_core::backend::RawCall;
 use rankwise_core::op::OpKind;
@@ -78,11 +78,12 @@ impl Comm {
             same_dst &= places.dst.index == first.dst.index;
             offsets.push(places);
         }
-        let outside = || {
-            Error::new(
+        let outside = |q: usize| {
+            let error = Error::new(
                 ErrorKind::Engine { library: "shm".into(), code: 0, text: "offset outside an allocation".into() },
                 "a peer posted a buffer outside its allocation; its memory is corrupt, end the job",
-            )
+            );
+            self.fail(PoisonKind::Aborted, self.global(q), error.with_peers([self.global(q)]))
         };
         // In one shot everybody reads all of every source until the end: nobody may write its own meanwhile.
         if call.kind == OpKind::AllReduce && !same_dst && offsets.iter().any(|places| places.src == places.dst) {
@@ -96,14 +97,14 @@ impl Comm {
             _ => call.count * call.elem_size,
         };
         let src = (0..n)
-            .map(|q| sources.at(q, offsets[q].src.offset, length(q)).map(|p| p.cast_const()).ok_or_else(outside))
+            .map(|q| sources.at(q, offsets[q].src.offset, length(q)).map(|p| p.cast_const()).ok_or_else(|| outside(q)))
             .collect::<Result<Vec<_>>>()?;
         let wants_dst = call.kind == OpKind::AllReduce && same_dst;
         let targets = allocations[1].clone().filter(|_| wants_dst);
         let dst = match &targets {
             Some(targets) => Some(
                 (0..n)
-                    .map(|q| targets.at(q, offsets[q].dst.offset, call.dst.bytes).ok_or_else(outside))
+                    .map(|q| targets.at(q, offsets[q].dst.offset, call.dst.bytes).ok_or_else(|| outside(q)))
                     .collect::<Result<Vec<_>>>()?,
             ),
             None => None,

@@ -10,6 +10,16 @@ use rankwise_core::{Error, ErrorKind, OpKind, Result};
 use rankwise_reduce::copy::copy;
 use std::sync::atomic::Ordering;
 
+impl Comm {
+    /// No member has failed: mail does not meet anybody who would notice.
+    fn check_peers(&self) -> Result<()> {
+        match (0..self.members()).find_map(|q| Some((q, self.ctl(q).poisoned()?))) {
+            Some((member, poison)) => Err(self.adopt(member, poison)),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Where in a mail slot's header the number of fragments left stands, after the sequence number and the descriptor.
 const LEFT: usize = 32;
 
@@ -17,7 +27,20 @@ impl Comm {
     /// Returns when the last fragment is in a slot.
     pub(crate) async fn send(&self, call: &RawCall<'_>) -> Result<()> {
         let to = call.root;
-        let words = descriptor::words(call, 0, 1);
+        self.set_kind(OpKind::Send as u8);
+        self.check_peers()?;
+        let words = descriptor::words(call, 0);
+        let number = self.messages_sent[to].load(Ordering::Relaxed) + 1;
+        if self.word(to, self.layout.refused(self.me)).load(Ordering::Relaxed) == number {
+            self.send_refusal(to, &ErrorKind::PeerRejected).await;
+            let receiver = self.global(to);
+            return Err(Error::new(
+                ErrorKind::PeerRejected,
+                format!("rank {receiver} refused its own arguments of recv; see that rank's error, then call again"),
+            )
+            .with_peers([receiver]));
+        }
+        self.messages_sent[to].store(number, Ordering::Relaxed);
         let bytes = call.count * call.elem_size;
         let fragments = bytes.div_ceil(self.layout.mail_bytes).max(1);
         for i in 0..fragments {
@@ -34,6 +57,8 @@ impl Comm {
 
     /// Tells the receiver that the message it waits for was refused.
     pub(crate) async fn send_refusal(&self, to: usize, why: &ErrorKind) {
+        let number = self.messages_sent[to].load(Ordering::Relaxed) + 1;
+        self.messages_sent[to].store(number, Ordering::Relaxed);
         self.send_fragment(to, descriptor::rejected(OpKind::Send, why), 1, |_| {}).await;
     }
 
@@ -59,7 +84,10 @@ impl Comm {
         let from = call.root;
         let bytes = call.count * call.elem_size;
         let fragments = bytes.div_ceil(self.layout.mail_bytes).max(1);
-        let mut ours = descriptor::words(call, 0, 1);
+        let mut ours = descriptor::words(call, 0);
+        self.set_kind(OpKind::Recv as u8);
+        let number = self.messages_received[from].load(Ordering::Relaxed) + 1;
+        self.messages_received[from].store(number, Ordering::Relaxed);
         for i in 0..fragments {
             let f = self.received[from].load(Ordering::Relaxed);
             let slot = self.layout.mail(self.me, f);
@@ -93,8 +121,12 @@ impl Comm {
         Ok(())
     }
 
-    /// A refused receive takes the next message of its pair, so that later ones meet theirs.
+    /// A refused receive takes the next message of its pair, so that later ones meet theirs. A sender that has not sent it
+    /// yet is told.
     pub(crate) async fn discard(&self, from: usize) {
+        let number = self.messages_received[from].load(Ordering::Relaxed) + 1;
+        self.messages_received[from].store(number, Ordering::Relaxed);
+        self.word(self.me, self.layout.refused(from)).store(number, Ordering::Release);
         loop {
             let f = self.received[from].load(Ordering::Relaxed);
             let slot = self.layout.mail(self.me, f);

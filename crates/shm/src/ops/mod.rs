@@ -15,12 +15,11 @@ use rankwise_core::backend::RawCall;
 use rankwise_core::op::OpKind;
 pub(crate) use shape::Shape;
 
-/// One call with its place in its batch. The buffers are valid as [`rankwise_core::backend::RawCommunicator`] demands.
+/// One call with what identifies its launch. The buffers are valid as [`rankwise_core::backend::RawCommunicator`] demands.
 #[derive(Clone, Copy)]
 pub(crate) struct Op<'a> {
     pub(crate) call: RawCall<'a>,
-    pub(crate) index: usize,
-    pub(crate) batch: usize,
+    pub(crate) launch: u64,
 }
 
 impl Comm {
@@ -41,7 +40,7 @@ impl Comm {
     /// Beyond what can be staged: directly from the buffers if all members allocated them, else in chunks.
     async fn large(&self, op: Op<'_>, shape: Shape) -> Result<()> {
         let call = &op.call;
-        let words = descriptor::words(call, op.index, op.batch);
+        let words = descriptor::words(call, op.launch);
         let seq = self.next_seq();
         self.slot_is_free(seq).await;
         let (places, allocations) = self.places(call);

@@ -15,7 +15,7 @@ impl Comm {
     /// A call whose contributions fit the payload or the stage.
     #[inline]
     pub(crate) async fn small(&self, op: Op<'_>, shape: Shape) -> Result<()> {
-        let words = descriptor::words(&op.call, op.index, op.batch);
+        let words = descriptor::words(&op.call, op.launch);
         let seq = self.next_seq();
         self.slot_is_free(seq).await;
         self.expose(&op.call, shape, seq, words);
@@ -27,7 +27,7 @@ impl Comm {
     /// call.
     #[inline]
     pub(crate) fn small_now(&self, op: Op<'_>, shape: Shape, deadline: Duration) -> Result<()> {
-        let words = descriptor::words(&op.call, op.index, op.batch);
+        let words = descriptor::words(&op.call, op.launch);
         let seq = self.next_seq();
         if !self.slot_is_known_free(seq) {
             self.drive(
