@@ -1,8 +1,9 @@
 //! One communicator on this rank: its segments, counters and first failure.
 
-use crate::ctl::{Ctl, Poison, PoisonKind, Progress, SLOTS, recheck_fence};
+use crate::ctl::{Ctl, PoisonKind, Progress, SLOTS, recheck_fence};
 use crate::descriptor::{self, Words};
 use crate::exit;
+use crate::failure::lost_error;
 use crate::futex;
 use crate::layout::Layout;
 use crate::pause::WaitRules;
@@ -12,7 +13,7 @@ use crate::segment::Segment;
 use crate::sync::Payload;
 use rankwise_core::backend::CommSpec;
 use rankwise_core::fork::Generation;
-use rankwise_core::{Capabilities, Error, ErrorKind, Group, OpKind, Result};
+use rankwise_core::{Capabilities, Error, ErrorKind, Group, Result};
 use rankwise_world::Placement;
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -41,15 +42,15 @@ pub(crate) struct Comm {
     segments: Box<[Arc<Segment>]>,
     pub(crate) allocations: Mutex<crate::alloc::Allocations>,
     /// First failure on this rank.
-    cause: OnceLock<Error>,
-    closed: AtomicBool,
-    generation: Generation,
+    pub(crate) cause: OnceLock<Error>,
+    pub(crate) closed: AtomicBool,
+    pub(crate) generation: Generation,
     /// Sequence number of the last call.
-    seq: AtomicU64,
+    pub(crate) seq: AtomicU64,
     /// Last call that this rank is done with: no poison set later concerns it.
-    completed: AtomicU64,
+    pub(crate) completed: AtomicU64,
     /// Kind of the last call, for errors.
-    last_kind: AtomicU8,
+    pub(crate) last_kind: AtomicU8,
     /// Last call that every member was seen to have posted.
     met: AtomicU64,
     /// Ring steps of all calls so far.
@@ -226,8 +227,6 @@ impl Comm {
             Err(TryLockError::WouldBlock) => None,
         }
     }
-
-    // ---- calls -------------------------------------------------------------------------------------------------
 
     /// Whether calls are still possible: `Closed`, `Poisoned`, or `PeerLost` of a member that another communicator lost.
     #[inline]
@@ -415,127 +414,11 @@ impl Comm {
     }
 
     /// Wakes every sleeper of the communicator, whomever it waits for.
-    fn ring_all(&self) {
+    pub(crate) fn ring_all(&self) {
         for q in 0..self.members() {
             futex::wake_all(self.ctl(q).bell());
         }
     }
-
-    // ---- failure -----------------------------------------------------------------------------------------------
-
-    /// Records the first failure, poisons, wakes everybody, and returns what this call fails with.
-    #[cold]
-    pub(crate) fn fail(&self, kind: PoisonKind, culprit: usize, error: Error) -> Error {
-        let seq = self.current_seq();
-        self.own().poison(Poison { kind, culprit: culprit as u32, seq: self.poisoned_seq() });
-        let mut error = error.with_group(self.group(), self.global(self.me));
-        if let Some(operation) = OpKind::from_tag(self.last_kind.load(Ordering::Relaxed)) {
-            error = error.with_operation(operation);
-        }
-        // Sends and receives have no sequence number.
-        if !self.in_mail() && seq > 0 {
-            error = error.with_sequence(seq);
-        }
-        let _ = self.cause.set(error.clone());
-        if kind == PoisonKind::Lost {
-            self.rank.add_lost(culprit);
-        }
-        self.ring_all();
-        error
-    }
-
-    /// The first call that a poison set now concerns: this one, or the next if this one is complete.
-    fn poisoned_seq(&self) -> u32 {
-        let seq = self.current_seq();
-        let complete = self.completed.load(Ordering::Relaxed) == seq;
-        seq.wrapping_add(u64::from(complete)) as u32
-    }
-
-    /// Whether the last call was a send or receive.
-    pub(crate) fn in_mail(&self) -> bool {
-        let kind = self.last_kind.load(Ordering::Relaxed);
-        kind == OpKind::Send as u8 || kind == OpKind::Recv as u8
-    }
-
-    /// A member's poison becomes this rank's failure.
-    #[cold]
-    pub(crate) fn adopt(&self, member: usize, poison: Poison) -> Error {
-        let (kind, culprit, error) = self.adopted(member, poison);
-        self.fail(kind, culprit, error)
-    }
-
-    /// What a member's poison means to this rank.
-    #[cold]
-    pub(crate) fn adopted(&self, member: usize, poison: Poison) -> (PoisonKind, usize, Error) {
-        let culprit = poison.culprit as usize;
-        let (reporter, me) = (self.global(member), self.global(self.me));
-        // A peer can't say that an outsider, or this very rank, is dead or gone; that counts as its own abort.
-        let credible = self.group().contains(culprit)
-            && (culprit != me || !matches!(poison.kind, PoisonKind::Lost | PoisonKind::Left));
-        let (kind, culprit) = if credible { (poison.kind, culprit) } else { (PoisonKind::Aborted, reporter) };
-        let error = match kind {
-            PoisonKind::Lost => lost_error(culprit),
-            PoisonKind::Left => left_error(culprit),
-            PoisonKind::Aborted => Error::new(
-                ErrorKind::Aborted,
-                format!("rank {culprit} aborted this communicator; make a new one to go on"),
-            )
-            .with_peers([culprit]),
-            PoisonKind::Mismatch => Error::new(
-                ErrorKind::Mismatch,
-                format!(
-                    "rank {reporter} found that rank {culprit} called something else; see its error for both calls"
-                ),
-            )
-            .with_peers([culprit]),
-            PoisonKind::Timeout if culprit == me => Error::new(
-                ErrorKind::Timeout,
-                format!("rank {reporter} gave up waiting for this rank; call in time or raise the deadline"),
-            )
-            .with_peers([culprit]),
-            PoisonKind::Timeout => Error::new(
-                ErrorKind::Timeout,
-                format!("rank {reporter} gave up waiting for rank {culprit}; is that rank stuck?"),
-            )
-            .with_peers([culprit]),
-        };
-        (kind, culprit, error)
-    }
-
-    /// Makes every member's calls fail. Any thread.
-    pub(crate) fn abort(&self) {
-        if !self.generation.is_current() {
-            return;
-        }
-        let seq = self.poisoned_seq();
-        self.own().poison(Poison { kind: PoisonKind::Aborted, culprit: self.global(self.me) as u32, seq });
-        self.ring_all();
-    }
-
-    /// The goodbye was said: later calls are `Closed`, peers see this rank as left.
-    pub(crate) fn close(&self) {
-        self.closed.store(true, Ordering::Relaxed);
-        self.own().leave();
-        self.ring_all();
-    }
-}
-
-pub(crate) fn lost_error(rank: usize) -> Error {
-    Error::new(
-        ErrorKind::PeerLost,
-        format!(
-            "rank {rank} died; look at its output and exit status, then go on with a group of the others or start again"
-        ),
-    )
-    .with_peers([rank])
-}
-
-pub(crate) fn left_error(rank: usize) -> Error {
-    Error::new(
-        ErrorKind::PeerLeft,
-        format!("rank {rank} finalized, dropped its communicator or exited before this call; make it take part, or stop calling it"),
-    )
-    .with_peers([rank])
 }
 
 impl Drop for Comm {

@@ -11,7 +11,9 @@ use crate::rank_state::RankState;
 use crate::segment::{Segment, check_memory};
 use rankwise_core::backend::{Counts, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
 use rankwise_core::{Capabilities, Error, ErrorKind, Group, MemorySpace, OpKind, Queue, Result};
-use rankwise_world::{Attachment, Placement};
+use rankwise_world::Attachment;
+#[cfg(target_os = "linux")]
+use rankwise_world::Placement;
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

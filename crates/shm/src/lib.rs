@@ -5,7 +5,7 @@
 //!
 //! - `ctl` and `sync`: the protocol core, run under loom by `models`;
 //! - `layout`, `segment`, `alloc`: the memory;
-//! - `comm`, `waiting`, `pause`, `futex`, `descriptor`, `exit`: one communicator, its waits and failures;
+//! - `comm`, `waiting`, `pause`, `futex`, `descriptor`, `failure`, `exit`: one communicator, its waits and failures;
 //! - `ops`: how each operation moves data; `queue`: started calls;
 //! - `communicator`, `backend`, `rank_state`: the backend interface.
 //!
@@ -28,6 +28,8 @@ mod ctl;
 mod descriptor;
 #[cfg(not(loom))]
 mod exit;
+#[cfg(not(loom))]
+mod failure;
 #[cfg(not(loom))]
 mod futex;
 #[cfg(not(loom))]

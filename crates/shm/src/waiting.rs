@@ -1,8 +1,9 @@
 //! Driving an operation to its end: poll, pause, look for trouble.
 
-use crate::comm::{Comm, MAIL, left_error, lost_error};
+use crate::comm::{Comm, MAIL};
 use crate::ctl::{Poison, PoisonKind};
 use crate::descriptor;
+use crate::failure::{left_error, lost_error};
 use crate::futex;
 use crate::pause::{Pause, Step};
 use rankwise_core::{Error, ErrorKind, Result};
