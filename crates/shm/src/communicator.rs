@@ -15,8 +15,11 @@ use rankwise_world::Attachment;
 #[cfg(target_os = "linux")]
 use rankwise_world::Placement;
 use std::any::Any;
+use std::cell::Cell;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 /// One communicator as the layer above sees it.
@@ -153,10 +156,30 @@ impl ShmCommunicator {
         states
     }
 
-    /// Runs `operation` now if nothing is queued; `None` when something is.
+    /// Runs `operation` now if nobody waits for anything queued; `None` when somebody does.
     fn run_alone(&self, operation: impl Future<Output = Result<()>>, deadline: Duration) -> Option<Result<()>> {
-        let queue = self.0.lock_queue();
-        queue.is_settled().then(|| self.0.drive(operation, deadline))
+        let comm = &self.0;
+        let mut queue = comm.lock_queue();
+        if !queue.is_settled() {
+            return None;
+        }
+        if queue.is_empty() {
+            return Some(comm.drive(operation, deadline));
+        }
+        // A peer may have to get rid of a message that is to be thrown away here before it comes to this call.
+        let mut operation = pin!(operation);
+        let mut context = Context::from_waker(Waker::noop());
+        let awaited = Cell::new(usize::MAX);
+        let mut look = || match operation.as_mut().poll(&mut context) {
+            Poll::Ready(result) => Some(result),
+            Poll::Pending => {
+                awaited.set(comm.waiting.load(Ordering::Relaxed));
+                queue.progress(comm);
+                comm.waiting.store(awaited.get(), Ordering::Relaxed);
+                None
+            }
+        };
+        Some(comm.wait_while(&mut look, &|| vec![awaited.get()], deadline))
     }
 
     /// Waits until everything queued has ended.
@@ -207,7 +230,9 @@ unsafe impl RawCommunicator for ShmCommunicator {
             return result.map_err(|error| error.with_sequence(self.0.current_seq()));
         }
         // In a group of several calls a send must not wait for a receive beside it.
-        let alone = calls.len() == 1 || !calls.iter().any(|call| matches!(call.kind, OpKind::Send | OpKind::Recv));
+        let mail = calls.iter().any(|call| matches!(call.kind, OpKind::Send | OpKind::Recv));
+        // Nor may it overtake one that is thrown away.
+        let alone = !mail || (calls.len() == 1 && self.0.queued.load(Ordering::Acquire) == 0);
         if let Some(result) = alone.then(|| self.run_alone(self.0.batch(calls), deadline)).flatten() {
             return result;
         }

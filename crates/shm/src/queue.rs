@@ -104,6 +104,10 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.started.is_empty()
+    }
+
     /// Whether no call is left that somebody waits for.
     pub(crate) fn is_settled(&self) -> bool {
         self.started.iter().all(|one| one.interest == Interest::Background)

@@ -89,6 +89,34 @@ fn a_refused_message_is_gone_on_both_sides() {
     .unwrap();
 }
 
+/// A message that is thrown away does not hold up its sender, whatever the receiver waits in.
+#[test]
+fn a_refused_receive_does_not_block_a_long_send() {
+    World::threads(2, |world| {
+        let raw = rankwise_shm::driver().join(&world, &Config::new()).unwrap();
+        let comm = raw.communicator(&CommSpec::new(Group::world(2)), LONG).unwrap();
+        let me = world.rank();
+        let mut data = vec![7_u8; 3 << 20];
+        if me == 0 {
+            let why = Error::invalid("refused by this test");
+            let mut refusal = Refusal::new(OpKind::Recv, &why, 1);
+            refusal.peer = Some(1);
+            // Only after the sender is past the look at refusals.
+            std::thread::sleep(Duration::from_millis(300));
+            comm.reject(&refusal);
+        } else {
+            let mut call = RawCall::new(OpKind::Send, DType::U8, data.len());
+            call.src = RawBuf::host(data.as_mut_ptr(), data.len());
+            // SAFETY: `data` is valid and used by nobody else during the call.
+            unsafe { comm.run(&[call], LONG) }.unwrap();
+        }
+        // SAFETY: a barrier has no buffers.
+        unsafe { comm.run(&[RawCall::new(OpKind::Barrier, DType::U8, 0)], LONG) }.unwrap();
+        comm.finalize(LONG).unwrap();
+    })
+    .unwrap();
+}
+
 /// A wait looks at every peer that its own calls wait for, and at no other.
 #[test]
 fn a_wait_sees_the_peer_that_left_among_several() {
