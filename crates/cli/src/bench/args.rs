@@ -59,8 +59,8 @@ pub(crate) struct BenchArgs {
     /// Also measure buffers from the communicator's `alloc`
     #[arg(long)]
     pub(crate) alloc: bool,
-    /// Bind ranks to CPUs: auto = one each if there are enough, cores = one each in turn
-    #[arg(long, value_enum, default_value_t = Pin::Auto)]
+    /// Bind ranks to CPUs: cores = in turn, as MPI launchers do; auto = only if there is one for each
+    #[arg(long, value_enum, default_value_t = Pin::Cores)]
     pub(crate) pin: Pin,
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Text)]

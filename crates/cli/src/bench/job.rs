@@ -217,7 +217,7 @@ fn print(message: Message, backend: &str, ranks: u32, pin: &str, report: &mut Re
     match message {
         Message::Ranks { ranks: facts, clock } => {
             report.comment("")?;
-            let placed = if pin == "cores" { "pinned one to a CPU" } else { "not pinned" };
+            let placed = if pin == "cores" { "pinned to CPUs in turn" } else { "not pinned" };
             report.comment(&format!("backend {backend}, {ranks} ranks, {placed}, clock: {clock}"))?;
             for facts in facts.iter().take(64) {
                 let (rank, pid, host, cpus) = (facts.rank, facts.pid, &facts.host, &facts.cpus);
