@@ -4,6 +4,8 @@
 //! (`cell`, `op`); `pattern` and `elem` are the values; `calls` is one cell on one rank, `measure` times it with the clock of
 //! `clock` and the barrier of `page`; `report` prints.
 //!
+//! `workload` replays the communication of models instead.
+//!
 //! Not here: the backends, which are used through their public interface like any program uses them.
 
 mod args;
@@ -19,6 +21,7 @@ mod pattern;
 mod rank;
 mod report;
 mod size;
+mod workload;
 
 pub(crate) use args::BenchArgs;
 
@@ -27,12 +30,17 @@ use std::process::ExitCode;
 impl BenchArgs {
     /// The command itself.
     pub(crate) fn run(self) -> ExitCode {
-        job::run(&self)
+        match (self.list_workloads, self.workload.is_empty()) {
+            (true, _) => workload::list(),
+            (false, true) => job::run(&self),
+            (false, false) => workload::run(&self),
+        }
     }
 
     /// One rank of it.
     pub(crate) fn run_rank(self) -> ExitCode {
-        match rank::run(&self) {
+        let result = if self.workload.is_empty() { rank::run(&self) } else { workload::run_rank(&self) };
+        match result {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");

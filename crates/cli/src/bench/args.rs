@@ -47,7 +47,7 @@ pub(crate) struct BenchArgs {
     /// Timed iterations of each cell [default: as many as fit the budget, 5 to 2000]
     #[arg(long, value_name = "N", conflicts_with = "budget_ms", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) iters: Option<u32>,
-    /// Time to spend on the timed iterations of each cell, in milliseconds
+    /// Time to spend on the timed iterations of each cell or workload, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 300.0, value_parser = budget)]
     pub(crate) budget_ms: f64,
     /// Also measure without rewriting the sources, which flatters large caches
@@ -62,6 +62,17 @@ pub(crate) struct BenchArgs {
     /// Bind ranks to CPUs: cores = in turn, as MPI launchers do; auto = only if there is one for each
     #[arg(long, value_enum, default_value_t = Pin::Cores)]
     pub(crate) pin: Pin,
+    /// Replay models instead of measuring operations: names of `--list-workloads`, `all`, or TOML files
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME|FILE",
+        conflicts_with_all = ["op", "dtype", "size", "redop", "warm", "in_place", "alloc"]
+    )]
+    pub(crate) workload: Vec<String>,
+    /// List the workloads that come with the command
+    #[arg(long, conflicts_with = "workload")]
+    pub(crate) list_workloads: bool,
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub(crate) format: Format,

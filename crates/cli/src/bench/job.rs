@@ -12,7 +12,7 @@ use std::time::Duration;
 pub(crate) const RANK_COMMAND: &str = "__bench-rank";
 
 /// Memory of a rank besides its buffers.
-const RANK_OVERHEAD: u64 = 8 << 20;
+pub(crate) const RANK_OVERHEAD: u64 = 8 << 20;
 
 /// Why the benchmark ended early or badly.
 enum Trouble {
@@ -87,7 +87,7 @@ fn sweep_of(args: &BenchArgs) -> Result<Sweep, Trouble> {
 }
 
 /// Bytes that can still be used: of the machine, or of this control group if that is less.
-fn available_memory() -> Option<u64> {
+pub(crate) fn available_memory() -> Option<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let machine = line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()? << 10;
@@ -99,22 +99,8 @@ fn available_memory() -> Option<u64> {
 
 fn header(args: &BenchArgs, report: &mut Report<io::Stdout>) -> io::Result<()> {
     report.begin()?;
-    let system = rustix::system::uname();
-    let processor = std::fs::read_to_string("/proc/cpuinfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("model name"))?;
-            Some(line.split_once(':')?.1.trim().to_string())
-        })
-        .unwrap_or_else(|| system.machine().to_string_lossy().into_owned());
     report.comment(&format!("rankwise bench {}", env!("CARGO_PKG_VERSION")))?;
-    report.comment(&format!(
-        "machine: {}, {} CPUs, {} {}",
-        processor,
-        cpus(),
-        system.sysname().to_string_lossy(),
-        system.release().to_string_lossy()
-    ))?;
+    report.comment(&machine())?;
     report.comment(
         "time: median over iterations of the slowest rank's time, all ranks released together; p99 likewise",
     )?;
@@ -124,7 +110,26 @@ fn header(args: &BenchArgs, report: &mut Report<io::Stdout>) -> io::Result<()> {
     })
 }
 
-fn cpus() -> usize {
+/// Processor, kernel and number of CPUs, in words.
+pub(crate) fn machine() -> String {
+    let system = rustix::system::uname();
+    let processor = std::fs::read_to_string("/proc/cpuinfo")
+        .ok()
+        .and_then(|text| {
+            let line = text.lines().find(|line| line.starts_with("model name"))?;
+            Some(line.split_once(':')?.1.trim().to_string())
+        })
+        .unwrap_or_else(|| system.machine().to_string_lossy().into_owned());
+    format!(
+        "machine: {}, {} CPUs, {} {}",
+        processor,
+        cpus(),
+        system.sysname().to_string_lossy(),
+        system.release().to_string_lossy()
+    )
+}
+
+pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 

@@ -16,7 +16,7 @@ use std::ops::DerefMut;
 use std::time::Duration;
 
 /// Deadline of a call: far above the slowest one, below the patience of the barrier.
-const CALL_DEADLINE: Duration = Duration::from_secs(120);
+pub(crate) const CALL_DEADLINE: Duration = Duration::from_secs(120);
 const MEETING_DEADLINE: Duration = Duration::from_secs(60);
 /// Buffers begin on a page.
 const ALIGNMENT: usize = 4096;
@@ -35,7 +35,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
 }
 
 /// Maps the first rank's page on all ranks.
-fn meet(world: &World, effort: &Effort) -> Result<(Team, Vec<RankFacts>)> {
+pub(crate) fn meet(world: &World, effort: &Effort) -> Result<(Team, Vec<RankFacts>)> {
     let clock = Clock::calibrated();
     let (size, samples) = (world.size(), effort.most_iterations());
     let own = if world.rank() == 0 { Some(Page::create(size, samples)?) } else { None };
@@ -97,7 +97,7 @@ fn measure_all(world: &World, name: &str, sweep: &Sweep, team: &mut Team, ranks:
 }
 
 /// Why the cell cannot be measured.
-fn unsupported(comm: &Communicator, cell: &Cell) -> Option<String> {
+pub(crate) fn unsupported(comm: &Communicator, cell: &Cell) -> Option<String> {
     if let Err(reason) = cell.count() {
         return Some(reason);
     }
@@ -151,7 +151,7 @@ fn measure_cell(
 }
 
 /// To a tenth of a nanosecond, or of a MB/s: beyond that the digits mean nothing.
-fn rounded(value: f64) -> f64 {
+pub(crate) fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }
 
@@ -198,14 +198,14 @@ fn measure_with<T: BenchElem>(
 }
 
 /// Zeroed words that begin on a page.
-struct AlignedWords {
+pub(crate) struct AlignedWords {
     words: Vec<u64>,
     first: usize,
     len: usize,
 }
 
 impl AlignedWords {
-    fn new(len: usize) -> Result<AlignedWords> {
+    pub(crate) fn new(len: usize) -> Result<AlignedWords> {
         let need = len + ALIGNMENT / size_of::<u64>();
         let mut words = Vec::new();
         words.try_reserve_exact(need).map_err(|error| {
@@ -232,7 +232,8 @@ impl DerefMut for AlignedWords {
     }
 }
 
-fn say(message: &Message) -> Result<()> {
+/// Tells the launcher.
+pub(crate) fn say(message: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string(message).map_err(|error| Error::config(error.to_string()))?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{MARK}{text}").and_then(|()| out.flush()).map_err(|error| {

@@ -250,7 +250,7 @@ fn none() -> String {
 }
 
 /// Four digits or so.
-fn microseconds(value: f64) -> String {
+pub(crate) fn microseconds(value: f64) -> String {
     match value {
         value if value < 10.0 => format!("{value:.3}"),
         value if value < 100.0 => format!("{value:.2}"),
