@@ -20,7 +20,7 @@ use rankwise::{Communicator, DType, Error, Result};
 pub(crate) const MOST_CALLS: usize = 4096;
 /// A pass times `n` of so many parts of each step's repetitions.
 const PARTS: u64 = 4096;
-const LEAST_PASSES: u64 = 5;
+const LEAST_PASSES: usize = 5;
 const MOST_PASSES: usize = 2000;
 
 /// What was found, on the first rank.
@@ -83,17 +83,18 @@ pub(crate) fn replay(team: &mut Team, comm: &mut Communicator, plan: &Plan, effo
     for step in &mut steps {
         nanoseconds.push(step.with(comm, |work| warmed_up(team, work))?);
     }
-    let (parts, passes) = agreed(team, plan, &nanoseconds, effort)?;
+    let (parts, most_passes) = agreed(team, plan, &nanoseconds, effort)?;
+    let began = team.clock().now();
     let timed: Vec<u64> = plan.steps.iter().map(|step| step.timed(parts)).collect();
     let mut totals = Vec::new();
     let mut of_steps = vec![Vec::new(); steps.len()];
-    for _ in 0..passes {
+    let mut passes = 0;
+    loop {
         let mut place = 0;
         for (step, calls) in steps.iter_mut().zip(&timed) {
-            for _ in 0..*calls {
-                step.with(comm, |work| timed_call(team, work, place))?;
-                place += 1;
-            }
+            let places = place..place + *calls as usize;
+            place = places.end;
+            step.with(comm, |work| places.into_iter().try_for_each(|place| timed_call(team, work, place)))?;
         }
         team.barrier()?;
         if team.is_first() {
@@ -108,8 +109,16 @@ pub(crate) fn replay(team: &mut Team, comm: &mut Communicator, plan: &Plan, effo
                 rest = tail;
             }
             totals.push(total);
+            // A busy machine may be slower than it was while warming up.
+            let spent_ms = team.clock().nanoseconds(team.clock().now() - began) / 1e6;
+            let spent = effort.iterations.is_none() && spent_ms > effort.budget_ms && totals.len() >= LEAST_PASSES;
+            team.set_iterations(usize::from(!spent && totals.len() < most_passes));
         }
         team.barrier()?;
+        passes += 1;
+        if team.iterations() == 0 {
+            break;
+        }
     }
     for step in &mut steps {
         step.with(comm, |work| checked_after(team, work))?;
@@ -164,24 +173,18 @@ fn warmed_up(team: &mut Team, work: &mut dyn Work) -> Result<f64> {
     Ok(team.clock().nanoseconds(team.clock().now() - began) / f64::from(calls))
 }
 
-/// The parts and passes that the first rank chooses from its times, on all ranks.
+/// The parts that the first rank chooses from its times, on all ranks, and its passes, which only the first rank goes by.
 fn agreed(team: &mut Team, plan: &Plan, nanoseconds: &[f64], effort: Effort) -> Result<(u64, usize)> {
     let of_unit: f64 = plan.steps.iter().zip(nanoseconds).map(|(step, took)| step.repeat as f64 * took / 1e6).sum();
-    let chosen = parts_and_passes(of_unit, plan, effort);
+    let (parts, passes) = parts_and_passes(of_unit, plan, effort);
     team.barrier()?;
-    let mut agree = |value: usize| -> Result<usize> {
-        if team.is_first() {
-            team.set_iterations(value);
-        }
-        team.barrier()?;
-        let value = team.iterations();
-        team.barrier()?;
-        Ok(value)
-    };
-    let parts = agree(chosen.0 as usize)? as u64;
-    let passes = agree(chosen.1.min(MOST_CALLS))?;
-    // From the command line, and more than fits the page: the same on all ranks.
-    Ok((parts, effort.iterations.unwrap_or(passes)))
+    if team.is_first() {
+        team.set_iterations(parts as usize);
+    }
+    team.barrier()?;
+    let parts = team.iterations() as u64;
+    team.barrier()?;
+    Ok((parts, passes))
 }
 
 fn parts_and_passes(unit_ms: f64, plan: &Plan, effort: Effort) -> (u64, usize) {
@@ -192,7 +195,7 @@ fn parts_and_passes(unit_ms: f64, plan: &Plan, effort: Effort) -> (u64, usize) {
     }
     let affordable = effort.budget_ms / unit_ms.max(1e-6) / LEAST_PASSES as f64;
     if affordable < 1.0 {
-        return (((PARTS as f64 * affordable) as u64).clamp(1, room), LEAST_PASSES as usize);
+        return (((PARTS as f64 * affordable) as u64).clamp(1, room), LEAST_PASSES);
     }
     // A saturating conversion.
     (room, ((affordable * LEAST_PASSES as f64) as usize).min(MOST_PASSES))
