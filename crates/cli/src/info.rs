@@ -29,7 +29,7 @@ impl Info {
         };
         match io::stdout().write_all(text.as_bytes()) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
+            Err(error) => crate::output_failed(&error),
         }
     }
 }

@@ -45,6 +45,16 @@ enum Command {
     Info(info::Info),
 }
 
+/// The exit code after standard output failed: 141 and silence when its reader has gone, as shells report SIGPIPE; else the reason
+/// and 1.
+fn output_failed(error: &std::io::Error) -> ExitCode {
+    if error.kind() == std::io::ErrorKind::BrokenPipe {
+        return ExitCode::from(141);
+    }
+    eprintln!("rankwise: standard output can't be written: {error}");
+    ExitCode::FAILURE
+}
+
 fn main() -> ExitCode {
     match Cli::parse().command {
         #[cfg(target_os = "linux")]

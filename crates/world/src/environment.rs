@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::str::FromStr;
 
 /// Version of the environment and of the launcher's messages; ranks of another version are refused.
-pub const PROTOCOL: &str = "1";
+pub const PROTOCOL: &str = "2";
 
 /// Variables set by `rankwise launch`, and what they mean.
 pub const LAUNCH_VARIABLES: [(&str, &str); 9] = [

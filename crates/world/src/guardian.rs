@@ -10,12 +10,14 @@
 use crate::leftovers::{Mark, kill_marked};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 pub(crate) struct Guardian {
     pipe: Option<OwnedFd>,
     pid: libc::pid_t,
+    pidfd: Option<OwnedFd>,
 }
 
 impl Guardian {
@@ -28,13 +30,32 @@ impl Guardian {
         match unsafe { libc::fork() } {
             -1 => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::AGAIN)),
             0 => watch(read.as_raw_fd(), &mut groups, &mark),
-            pid => Ok(Guardian { pipe: Some(write), pid }),
+            pid => {
+                // It is this process's own child and nobody has waited for it, so the number is its own.
+                let pidfd = Pid::from_raw(pid).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+                Ok(Guardian { pipe: Some(write), pid, pidfd })
+            }
         }
     }
 
     /// Where a rank, before it becomes its program, announces its group: its process id in four bytes.
     pub(crate) fn pipe(&self) -> BorrowedFd<'_> {
         self.pipe.as_ref().map_or_else(|| unreachable!("closed on drop only"), AsFd::as_fd)
+    }
+
+    /// Readable once it has ended, as only somebody else's signal makes it; none when the system refused the descriptor.
+    pub(crate) fn ended(&self) -> Option<BorrowedFd<'_>> {
+        self.pidfd.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Nothing can be done about its end; do not look again.
+    pub(crate) fn give_up(&mut self) {
+        self.pidfd = None;
+    }
+
+    /// Announces the group of a rank that runs already.
+    pub(crate) fn adopt(&self, group: u32) {
+        let _ = rustix::io::write(self.pipe(), &(group as i32).to_ne_bytes());
     }
 
     /// The group has no members any more. Called while its number cannot have been reused.

@@ -5,6 +5,7 @@
 use crate::environment::PROTOCOL;
 use crate::failure::{Cause, Failure, RankEnd};
 use crate::life::LifeFile;
+use crate::limits::refused_by_system;
 use crate::packet_socket::{self, PacketBuffer, ReceiveError};
 use crate::table::{Answer, Reply, Table};
 use crate::wire::{self, Frame, ItemPackets, MAX_RANKS, Packet};
@@ -26,6 +27,9 @@ const LOOK: Duration = Duration::from_millis(50);
 const UNREAD: usize = 4 << 20;
 /// Pause after the kernel refused to have more descriptors in flight.
 const THROTTLE: Duration = Duration::from_millis(2);
+
+/// Pause after the kernel could not wait.
+const BREATH: Duration = Duration::from_millis(10);
 
 /// Serves the store of one job until it is dropped.
 pub(crate) struct Hub {
@@ -75,11 +79,10 @@ impl Hub {
         }
         let shared = Arc::new(Shared { wake, inbox: Mutex::default(), life });
         let server = Server { table: Table::new(size), seats: ours, shared: shared.clone(), next_look: Instant::now() };
-        let thread =
-            thread::Builder::new().name("rankwise-hub".into()).spawn(move || server.run()).map_err(|error| {
-                let kind = ErrorKind::Limit { which: "RLIMIT_NPROC".into(), have: 0, need: 1 };
-                Error::new(kind, "cannot start the launcher's thread").with_source(error)
-            })?;
+        let thread = thread::Builder::new()
+            .name("rankwise-hub".into())
+            .spawn(move || server.run())
+            .map_err(|error| refused_by_system("start the launcher's thread", size, error))?;
         Ok((Hub { shared, thread: Some(thread) }, theirs))
     }
 
@@ -186,7 +189,11 @@ impl Server {
             let left = when.saturating_duration_since(now);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
         });
-        if poll(&mut polled, limit.as_ref()).is_err() {
+        if let Err(errno) = poll(&mut polled, limit.as_ref()) {
+            // Out of memory, say: that may pass, and must not keep a CPU busy until then.
+            if errno != Errno::INTR {
+                thread::sleep(BREATH);
+            }
             return Vec::new();
         }
         let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
@@ -235,12 +242,21 @@ impl Server {
     }
 
     fn take(&mut self, rank: usize, ticket: u64, frame: Frame) {
+        let size = self.seats.len() as u32;
         let seat = &mut self.seats[rank];
         match frame {
-            Frame::Hello { protocol } if protocol == PROTOCOL && !seat.joined => {
-                seat.joined = true;
-                self.shared.life.settle(rank);
-                seat.push(wire::encode_reply(ticket, &Reply::Done));
+            Frame::Hello { protocol, seat: claimed } if protocol == PROTOCOL && !seat.joined => {
+                let right = wire::Seat { rank: rank as u32, size };
+                seat.push(wire::encode_seat(ticket, right));
+                if claimed == right {
+                    seat.joined = true;
+                    self.shared.life.settle(rank);
+                    return;
+                }
+                // The first packet of a connection fits; it is delivered although the socket is closed next.
+                seat.flush();
+                let wire::Seat { rank: as_rank, size: of } = claimed;
+                self.end(rank, RankEnd::Lost(format!("was refused: it came as rank {as_rank} of {of}")));
             }
             Frame::Hello { .. } => self.end(rank, RankEnd::Lost("joined twice or in another version".into())),
             Frame::Request(_) if !seat.joined => self.end(rank, RankEnd::Lost("did not join first".into())),

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group, pidfd_send_signal};
 use std::io;
 use std::marker::PhantomData;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -292,6 +292,7 @@ impl Job {
         while self.exits.iter().any(Option::is_none) {
             self.wait(phase);
             self.take_output(&mut outcome, on_event);
+            self.replace_guardian();
             self.reap(phase, &mut outcome, on_event);
             phase = self.next_phase(phase, &mut outcome, on_event);
             if matches!(phase, Phase::Killed(when) if when.elapsed() > KILL_GRACE) {
@@ -312,7 +313,7 @@ impl Job {
 
     /// Blocks until something happens or the phase ends.
     fn wait(&self, phase: Phase) {
-        let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(self.exits.len() + 2);
+        let mut polled: Vec<PollFd<'_>> = Vec::with_capacity(self.exits.len() + 3);
         for (exit, process) in self.exits.iter().zip(self.ranks.0.iter()) {
             if exit.is_none() {
                 polled.push(PollFd::new(&process.pidfd, PollFlags::IN));
@@ -320,6 +321,7 @@ impl Job {
         }
         let notified = self.output.as_ref().map(Reader::notified);
         polled.extend(notified.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        polled.extend(self.parts.guardian.ended().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         polled.extend(self.parts.signals.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         let until = match phase {
             Phase::Running | Phase::Reporting(_) | Phase::Asked(_) => {
@@ -338,6 +340,28 @@ impl Job {
             Timespec { tv_sec: left.as_secs().min(1 << 30) as i64, tv_nsec: left.subsec_nanos().into() }
         });
         let _ = poll(&mut polled, limit.as_ref());
+    }
+
+    /// Starts another guardian when somebody has killed the last.
+    fn replace_guardian(&mut self) {
+        if !self.parts.guardian.ended().is_some_and(is_readable) {
+            return;
+        }
+        match Guardian::start(self.ranks.ranks(), self.parts.id) {
+            Ok(guardian) => {
+                for (exit, process) in self.exits.iter().zip(self.ranks.0.iter()) {
+                    // Not reaped yet, so the number still is this rank's own group.
+                    if exit.is_none() {
+                        guardian.adopt(process.pid);
+                    }
+                }
+                self.parts.guardian = guardian;
+            }
+            Err(errno) => {
+                tracing::warn!(%errno, "the job's guardian was killed and cannot be replaced");
+                self.parts.guardian.give_up();
+            }
+        }
     }
 
     fn timeout(&self) -> Option<Instant> {
@@ -438,7 +462,11 @@ fn report(news: News, outcome: &mut Outcome, on_event: &mut dyn FnMut(Event)) {
 }
 
 fn has_ended(process: &RankProcess) -> bool {
-    let mut polled = [PollFd::from_borrowed_fd(process.pidfd.as_fd(), PollFlags::IN)];
+    is_readable(process.pidfd.as_fd())
+}
+
+fn is_readable(fd: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(fd, PollFlags::IN)];
     matches!(poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1))
 }
 

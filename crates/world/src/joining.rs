@@ -22,11 +22,13 @@ pub(crate) fn join(launched: Launched) -> Result<Inner> {
     let life = inherit(LIFE_FD, launched.life_fd)?;
     let life = Life::take(life, rank, size).map_err(|holder| match holder {
         Some(pid) => Error::config(format!(
-            "{RANK}={rank} is already taken by process {pid}; a rank is one process: clear RANKWISE_* in its children"
+            "{RANK}={rank} is already taken by process {pid}; a rank is one process: clear RANKWISE_* in its \
+             children, and leave {RANK} as the launcher sets it"
         )),
         None => wrong(LIFE_FD, launched.life_fd, "is not the life file of a launcher"),
     })?;
-    let store = ProcessStore::connect(control, rank, size, PROTOCOL)?;
+    // Who is refused must not look like the rank it took itself for.
+    let store = ProcessStore::connect(control, rank, size, PROTOCOL).inspect_err(|_| life.let_go())?;
     Ok(Inner {
         rank,
         size,

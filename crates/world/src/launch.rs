@@ -8,12 +8,12 @@ use crate::environment::{
 use crate::guardian::Guardian;
 use crate::hub::Hub;
 use crate::job::{JobParts, RankProcess};
-use crate::limits::descriptors_needed;
+use crate::limits::{descriptors_needed, refused_by_system};
 use crate::output::{Reader, Source};
 use crate::pin;
 use crate::signals::{CaughtSignals, keep_exit_statuses};
 use crate::world::{available_cpus, random_id};
-use rankwise_core::{Error, ErrorKind, Result};
+use rankwise_core::{Error, Result};
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
 use rustix::thread::CpuSet;
@@ -28,6 +28,7 @@ pub use crate::exit::{Exit, signal_name};
 pub use crate::job::{Event, Job, JobHandle, Outcome, StopReason};
 pub use crate::output::{Line, MAX_LINE, Output, Sink, Stream};
 pub use crate::pin::Pin;
+pub use crate::wire::MAX_RANKS;
 pub use rustix::process::Signal;
 
 /// A job to start: how many ranks of which program, and how.
@@ -142,15 +143,16 @@ impl Launch {
     /// refuses; then no rank is left.
     pub fn spawn(self) -> Result<Job> {
         let signals = match self.handle_signals {
-            true => CaughtSignals::install().map_err(|errno| system("catch signals", self.ranks, errno.into()))?,
+            true => CaughtSignals::install()
+                .map_err(|errno| refused_by_system("catch signals", self.ranks, errno.into()))?,
             false => None,
         };
         keep_exit_statuses();
         let limit = raise_descriptor_limit(self.ranks);
         let (hub, seats) = Hub::start(self.ranks)?;
         let id = random_id();
-        let guardian =
-            Guardian::start(self.ranks, id).map_err(|errno| system("start the guardian", self.ranks, errno.into()))?;
+        let guardian = Guardian::start(self.ranks, id)
+            .map_err(|errno| refused_by_system("start the guardian", self.ranks, errno.into()))?;
         let mut job = Job::new(JobParts {
             id,
             hub,
@@ -172,7 +174,7 @@ impl Launch {
                 _ => None,
             };
             let reader = Reader::start(started.sources, sink)
-                .map_err(|error| system("read the output of the ranks", self.ranks, error))?;
+                .map_err(|error| refused_by_system("read the output of the ranks", self.ranks, error))?;
             job.listen(reader);
         }
         Ok(job)
@@ -209,7 +211,7 @@ impl Launch {
                 Err(errno) => {
                     let _ = child.kill();
                     let _ = child.wait();
-                    return Err(system(&format!("watch rank {rank}"), self.ranks, errno.into()));
+                    return Err(refused_by_system(&format!("watch rank {rank}"), self.ranks, errno.into()));
                 }
             }
         }
@@ -254,7 +256,7 @@ impl Launch {
             io::ErrorKind::PermissionDenied => {
                 format!("program `{program}` may not be executed; check its permissions")
             }
-            _ => return system(&format!("start rank {rank} (`{program}`)"), self.ranks, error),
+            _ => return refused_by_system(&format!("start rank {rank} (`{program}`)"), self.ranks, error),
         };
         Error::config(format!("cannot start rank {rank}: {what}")).with_source(error)
     }
@@ -313,23 +315,4 @@ fn raise_descriptor_limit(ranks: usize) -> Rlimit {
         let _ = setrlimit(Resource::Nofile, Rlimit { current, maximum: before.maximum });
     }
     before
-}
-
-fn system(what: &str, ranks: usize, error: io::Error) -> Error {
-    let limited = |which: &str, resource: Resource, need: u64| {
-        let have = getrlimit(resource).current.unwrap_or(u64::MAX);
-        Error::new(
-            ErrorKind::Limit { which: which.into(), have, need },
-            format!("cannot {what}; raise the limit or use fewer ranks"),
-        )
-    };
-    let limited = match Errno::from_io_error(&error) {
-        Some(Errno::AGAIN) => limited("RLIMIT_NPROC", Resource::Nproc, ranks as u64 + 1),
-        Some(Errno::MFILE | Errno::NFILE) => limited("RLIMIT_NOFILE", Resource::Nofile, descriptors_needed(ranks)),
-        Some(Errno::NOMEM) => {
-            Error::new(ErrorKind::NoMemory { need: 0, limit: 0 }, format!("cannot {what}: out of memory"))
-        }
-        _ => Error::config(format!("cannot {what}: {error}")),
-    };
-    limited.with_source(error)
 }

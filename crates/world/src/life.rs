@@ -74,6 +74,11 @@ impl Life {
         }
     }
 
+    /// Gives this rank's lock back: the process is not this rank after all.
+    pub(crate) fn let_go(&self) {
+        let _ = lock(self.file.as_fd(), libc::F_UNLCK, self.rank);
+    }
+
     fn held(&self, byte: usize) -> bool {
         holder(self.file.as_fd(), byte).is_some()
     }

@@ -4,11 +4,12 @@
 //! hands replies to their owners, the others sleep. So a long wait of one thread never holds up another.
 
 use crate::deadline::Deadline;
+use crate::environment::{RANK, WORLD_SIZE};
 use crate::limits::out_of_descriptors;
 use crate::packet_socket::{self, PacketBuffer, ReceiveError};
 use crate::store::{Attachment, Store, check_exchange, check_key, check_value, forked};
 use crate::table::{Carried, Reply, Request};
-use crate::wire::{self, Frame, MAX_WHAT, Malformed, Received};
+use crate::wire::{self, Frame, MAX_WHAT, Malformed, Received, Seat};
 use rankwise_core::fork::Generation;
 use rankwise_core::{Error, ErrorKind, Group, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -53,11 +54,13 @@ enum Slot {
 
 enum Outcome {
     Reply(Reply),
+    Seat(Seat),
     Items(Vec<Item>),
 }
 
 impl ProcessStore {
-    /// Says hello to the hub. The caller holds its life lock already.
+    /// Says hello to the hub, which knows whose end of a socket this is: `Refused` when it is not this rank's of a world of
+    /// this size. The caller holds its life lock already.
     pub(crate) fn connect(socket: OwnedFd, rank: usize, size: usize, protocol: &str) -> Result<ProcessStore> {
         let store = ProcessStore {
             rank,
@@ -69,8 +72,12 @@ impl ProcessStore {
             buffer: Mutex::new(PacketBuffer::new()),
             generation: Generation::current(),
         };
-        store.call(&Frame::Hello { protocol: protocol.into() }, PROMPT)?;
-        Ok(store)
+        let ours = Seat { rank: rank as u32, size: size as u32 };
+        match store.call(&Frame::Hello { protocol: protocol.into(), seat: ours }, PROMPT)? {
+            Outcome::Seat(theirs) if theirs == ours => Ok(store),
+            Outcome::Seat(theirs) => Err(another_seat(ours, theirs).with_rank(rank)),
+            _ => Err(unexpected()),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -205,7 +212,7 @@ impl ProcessStore {
     fn ask(&self, request: Request, limit: Duration) -> Result<Reply> {
         match self.call(&Frame::Request(request), limit)? {
             Outcome::Reply(reply) => Ok(reply),
-            Outcome::Items(_) => Err(unexpected()),
+            Outcome::Items(_) | Outcome::Seat(_) => Err(unexpected()),
         }
     }
 }
@@ -214,6 +221,7 @@ impl Slot {
     fn put(&mut self, received: Received, rank: usize) {
         match received {
             Received::Whole(Reply::Failed(failure)) => *self = Slot::Ready(Err(failure.into_error(rank))),
+            Received::Seat(seat) => *self = Slot::Ready(Ok(Outcome::Seat(seat))),
             Received::Whole(reply) => *self = Slot::Ready(Ok(Outcome::Reply(reply))),
             Received::Part { total, first, items: arrived } => {
                 if matches!(self, Slot::Empty) {
@@ -311,6 +319,17 @@ impl Store for ProcessStore {
 fn ready(socket: BorrowedFd<'_>, flags: PollFlags, limit: Duration) {
     let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
     let _ = poll(&mut [PollFd::from_borrowed_fd(socket, flags)], Some(&limit));
+}
+
+fn another_seat(ours: Seat, theirs: Seat) -> Error {
+    let (key, ours, theirs) = match ours.size == theirs.size {
+        true => (RANK, ours.rank, theirs.rank),
+        false => (WORLD_SIZE, ours.size, theirs.size),
+    };
+    let kind = ErrorKind::Refused { key: key.into(), ours: ours.to_string(), theirs: theirs.to_string() };
+    let message = "the environment does not say what the launcher gave this process; leave the variables RANKWISE_* as \
+                   `rankwise launch` sets them";
+    Error::new(kind, message)
 }
 
 fn closed_launcher() -> Error {

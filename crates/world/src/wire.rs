@@ -14,8 +14,8 @@ use std::sync::Arc;
 pub(crate) const MAX_FRAME: usize = 64 << 10;
 /// Most descriptors that ride beside one frame.
 pub(crate) const MAX_FDS: usize = 64;
-/// Largest world that can meet through a hub: a group's tuple must fit a request.
-pub(crate) const MAX_RANKS: usize = 4096;
+/// Most ranks of a job of processes: a group of all of them must fit a message to the launcher.
+pub const MAX_RANKS: usize = 4096;
 /// Longest description of an exchange; longer ones are cut.
 pub(crate) const MAX_WHAT: usize = 512;
 const MAX_TEXT: usize = 32 << 10;
@@ -24,11 +24,20 @@ const MAX_TEXT: usize = 32 << 10;
 #[derive(Debug)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
+/// Which rank of how many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seat {
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+}
+
 /// What a rank sends.
 pub(crate) enum Frame {
-    /// First frame of a connection: the rank holds its life lock from now on.
+    /// First frame of a connection: the rank holds its life lock from now on, and says which rank of how many it takes
+    /// itself for.
     Hello {
         protocol: String,
+        seat: Seat,
     },
     Request(Request),
 }
@@ -48,6 +57,7 @@ mod kind {
     pub(super) const FLAG: u8 = 68;
     pub(super) const ITEMS: u8 = 69;
     pub(super) const FAILED: u8 = 70;
+    pub(super) const SEAT: u8 = 71;
 }
 
 /// Encodes a request; the descriptor of an exchange goes beside it.
@@ -64,7 +74,11 @@ pub(crate) fn encode_request(ticket: u64, frame: &Frame) -> Vec<u8> {
         out
     };
     match frame {
-        Frame::Hello { protocol } => keyed(kind::HELLO, protocol),
+        Frame::Hello { protocol, seat } => {
+            let mut out = keyed(kind::HELLO, protocol);
+            put_seat(&mut out, *seat);
+            out
+        }
         Frame::Request(Request::Set { key, value }) => {
             let mut out = keyed(kind::SET, key);
             put_bytes(&mut out, value);
@@ -102,9 +116,9 @@ pub(crate) fn decode_request(bytes: &[u8], mut fds: Vec<OwnedFd>) -> Result<(u64
     let ticket = input.u64()?;
     let request = match kind {
         kind::HELLO => {
-            let protocol = input.text(MAX_KEY)?;
+            let frame = Frame::Hello { protocol: input.text(MAX_KEY)?, seat: input.seat()? };
             input.end()?;
-            return Ok((ticket, Frame::Hello { protocol }));
+            return Ok((ticket, frame));
         }
         kind::SET => Request::Set { key: input.text(MAX_KEY)?, value: input.bytes(MAX_VALUE)?.to_vec() },
         kind::GET => Request::Get { key: input.text(MAX_KEY)? },
@@ -174,6 +188,13 @@ fn head(kind: u8, ticket: u64) -> Vec<u8> {
     head
 }
 
+/// The answer to a hello: the seat that this connection belongs to. Whoever claimed another one has not joined.
+pub(crate) fn encode_seat(ticket: u64, seat: Seat) -> Packet {
+    let mut body = Vec::with_capacity(8);
+    put_seat(&mut body, seat);
+    Packet { head: head(kind::SEAT, ticket), body: body.into(), fds: Arc::new([]) }
+}
+
 /// The items of an exchange in packets, encoded once for all receivers.
 pub(crate) struct ItemPackets(Vec<Packet>);
 
@@ -215,6 +236,7 @@ impl ItemPackets {
 /// What a rank receives: a whole reply, or a part of the items of an exchange.
 pub(crate) enum Received {
     Whole(Reply),
+    Seat(Seat),
     Part { total: usize, first: usize, items: Vec<(Vec<u8>, Option<OwnedFd>)> },
 }
 
@@ -231,6 +253,7 @@ pub(crate) fn decode_reply(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(u64, Rece
         })),
         kind::NUMBER => Received::Whole(Reply::Number(input.u64()? as i64)),
         kind::FLAG => Received::Whole(Reply::Flag(input.flag()?)),
+        kind::SEAT => Received::Seat(input.seat()?),
         kind::FAILED => {
             let cause = Cause::from_code(input.u8()?).ok_or(Malformed("a failure has an unknown cause"))?;
             let n = input.u32()? as usize;
@@ -276,6 +299,11 @@ fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
+fn put_seat(out: &mut Vec<u8>, seat: Seat) {
+    out.extend_from_slice(&seat.rank.to_le_bytes());
+    out.extend_from_slice(&seat.size.to_le_bytes());
+}
+
 struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
@@ -301,6 +329,10 @@ impl<'a> Input<'a> {
 
     fn u64(&mut self) -> Result<u64, Malformed> {
         self.array().map(u64::from_le_bytes)
+    }
+
+    fn seat(&mut self) -> Result<Seat, Malformed> {
+        Ok(Seat { rank: self.u32()?, size: self.u32()? })
     }
 
     fn flag(&mut self) -> Result<bool, Malformed> {
@@ -356,8 +388,10 @@ mod tests {
         let items: Items = (0..3).map(|i| (vec![i; 20], Carried::None)).collect();
         let mut frames = vec![encode_request(1, &exchange())];
         frames.push(encode_request(1, &Frame::Request(Request::Set { key: "k".into(), value: vec![1; 9] })));
+        let seat = Seat { rank: 1, size: 2 };
+        frames.push(encode_request(1, &Frame::Hello { protocol: "2".into(), seat }));
         let packets = ItemPackets::encode(&items);
-        for packet in packets.addressed(1).chain([encode_reply(1, &Reply::Failed(failure))]) {
+        for packet in packets.addressed(1).chain([encode_reply(1, &Reply::Failed(failure)), encode_seat(1, seat)]) {
             frames.push([&packet.head[..], &packet.body].concat());
         }
         for frame in frames {

@@ -446,7 +446,7 @@ fn the_child_of_a_rank_is_no_rank() {
         ("RANKWISE_CONTROL_FD", "100", "RANKWISE_CONTROL_FD names descriptor 100, which is not open"),
         ("RANKWISE_CONTROL_FD", "$RANKWISE_LIFE_FD", "both name"),
         ("RANKWISE_LIFE_FD", "101", "RANKWISE_LIFE_FD names descriptor 101, which is not open"),
-        ("RANKWISE_PROTOCOL", "0", "RANKWISE_PROTOCOL: ours 1, theirs 0"),
+        ("RANKWISE_PROTOCOL", "0", "RANKWISE_PROTOCOL: ours 2, theirs 0"),
         ("RANKWISE_RANK", "1", "RANKWISE_RANK is 1"),
     ] {
         let exe = std::env::current_exe().unwrap();
@@ -466,4 +466,42 @@ fn one_rank_is_one_process() {
     let shell = Launch::new(1, "sh").args(["-c", &script]).env(ROLE, "identity").timeout(LONG);
     let (_, lines) = run(shell.output(Output::Lines));
     assert!(lines.iter().any(|line| line.ends_with("0 101") || line.ends_with("101 0")), "{lines:#?}");
+}
+
+/// Ranks whose shell changes what the launcher said, with the script before the program.
+fn disguised(ranks: usize, script: &str) -> (Outcome, Vec<String>) {
+    let script = format!("{script}; exec {} --exact as_a_rank --nocapture", std::env::current_exe().unwrap().display());
+    // The others have the time to report.
+    let shell = Launch::new(ranks, "sh").args(["-c", &script]).env(ROLE, "identity").timeout(LONG).grace(LONG);
+    run(shell.output(Output::Lines))
+}
+
+#[test]
+fn swapped_ranks_are_refused() {
+    let (outcome, lines) = disguised(2, "export RANKWISE_RANK=$((1-RANKWISE_RANK)) RANKWISE_LOCAL_RANK=$RANKWISE_RANK");
+    assert_eq!(outcome.exits, [Exit::Code(101); 2], "{lines:#?}");
+    for (rank, claimed) in [(0, 1), (1, 0)] {
+        let expected = format!("(RANKWISE_RANK: ours {claimed}, theirs {rank})");
+        let found = lines
+            .iter()
+            .any(|line| line.starts_with(&format!("[{rank}]")) && line.contains("Refused") && line.contains(&expected));
+        assert!(found, "{expected}: {lines:#?}");
+    }
+}
+
+#[test]
+fn a_world_of_another_size_is_refused() {
+    let alone = "export RANKWISE_RANK=0 RANKWISE_WORLD_SIZE=1 RANKWISE_LOCAL_RANK=0 RANKWISE_LOCAL_SIZE=1";
+    // One after the other, so that they do not compete for rank 0's lock.
+    let (outcome, lines) = disguised(2, &format!("[ $RANKWISE_RANK = 0 ] || sleep 1; {alone}"));
+    assert_eq!(outcome.exits, [Exit::Code(101); 2], "{lines:#?}");
+    for rank in 0..2 {
+        let found = lines.iter().any(|line| {
+            line.starts_with(&format!("[{rank}]")) && line.contains("(RANKWISE_WORLD_SIZE: ours 1, theirs 2)")
+        });
+        assert!(found, "rank {rank}: {lines:#?}");
+    }
+    let (outcome, lines) = disguised(1, "export RANKWISE_WORLD_SIZE=2");
+    assert_eq!(outcome.code(), 101, "{lines:#?}");
+    assert!(lines.iter().any(|line| line.contains("(RANKWISE_WORLD_SIZE: ours 2, theirs 1)")), "{lines:#?}");
 }

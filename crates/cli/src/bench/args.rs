@@ -119,6 +119,17 @@ impl Effort {
     }
 }
 
+/// Without repetitions, in the order given.
+pub(super) fn once<T: PartialEq>(values: Vec<T>) -> Vec<T> {
+    let mut kept = Vec::new();
+    for value in values {
+        if !kept.contains(&value) {
+            kept.push(value);
+        }
+    }
+    kept
+}
+
 impl BenchArgs {
     /// The sweep, or what is wrong with the arguments.
     pub(crate) fn sweep(&self) -> Result<Sweep, String> {
@@ -130,12 +141,12 @@ impl BenchArgs {
             let found = DType::from_name(name).filter(|dtype| dtype.size().is_some());
             found.ok_or_else(|| known("element type", name, numeric()))
         };
-        let dtypes = self.dtype.iter().map(dtype).collect::<Result<Vec<_>, _>>()?;
+        let dtypes = once(self.dtype.iter().map(dtype).collect::<Result<Vec<_>, _>>()?);
         let redop = |name: &String| {
             let all = || ReduceOp::ALL.iter().map(|op| op.name()).collect();
             ReduceOp::from_name(name).ok_or_else(|| known("operator", name, all()))
         };
-        let redops = self.redop.iter().map(redop).collect::<Result<Vec<_>, _>>()?;
+        let redops = once(self.redop.iter().map(redop).collect::<Result<Vec<_>, _>>()?);
         let sizes = size::list(&self.size)?;
         let mut cells = Vec::new();
         for op in ops {

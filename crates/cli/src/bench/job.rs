@@ -1,6 +1,6 @@
 //! The launcher's side: one job for each backend and number of ranks, and the report.
 
-use super::args::{BenchArgs, Pin, Sweep};
+use super::args::{BenchArgs, Pin, Sweep, once};
 use super::report::{MARK, Message, Report, Row};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rankwise_world::launch::{Event, Launch, Output, Stream};
@@ -21,7 +21,7 @@ enum Trouble {
     /// Ended by a signal.
     Interrupted(i32),
     /// Nobody reads the output.
-    Output(#[allow(dead_code)] io::Error),
+    Output(io::Error),
 }
 
 /// Runs the whole benchmark.
@@ -37,7 +37,7 @@ pub(crate) fn run(args: &BenchArgs) -> ExitCode {
             eprintln!("rankwise: {message}");
             return ExitCode::from(2);
         }
-        Err(Trouble::Output(_)) => return ExitCode::from(141),
+        Err(Trouble::Output(error)) => return crate::output_failed(error),
         Err(Trouble::Interrupted(signal)) => {
             let _ = report.comment(&format!("interrupted by signal {signal}; what was measured so far is above"));
             report.finish()
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &BenchArgs) -> ExitCode {
         (_, Err(Trouble::Interrupted(signal))) => ExitCode::from(128_u8.wrapping_add(signal as u8)),
         (Ok(true), _) if failures == 0 => ExitCode::SUCCESS,
         (Ok(false), _) => {
-            eprintln!("rankwise: results were wrong; see the #wrong column");
+            eprintln!("rankwise: nothing could be measured, or results were wrong; see the table");
             ExitCode::FAILURE
         }
         _ => ExitCode::FAILURE,
@@ -139,13 +139,14 @@ fn measure_all(
     report: &mut Report<io::Stdout>,
     failures: &mut usize,
 ) -> Result<(), Trouble> {
-    let jobs = args.backend.len() * args.ranks.len();
+    let (backends, worlds) = (once(args.backend.clone()), once(args.ranks.clone()));
+    let jobs = backends.len() * worlds.len();
     let bar = ProgressBar::with_draw_target(Some((jobs * sweep.cells.len()) as u64), ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} cells, {eta} left, {msg}") {
         bar.set_style(style);
     }
-    for backend in &args.backend {
-        for ranks in &args.ranks {
+    for backend in &backends {
+        for ranks in &worlds {
             bar.set_message(format!("{backend}, {ranks} ranks"));
             let failure = measure_job(args, backend, *ranks, report, &bar)?;
             if let Some(failure) = failure {
@@ -182,7 +183,7 @@ fn measure_job(
         .term_grace(Duration::from_millis(500))
         .handle_signals(true)
         .spawn()
-        .map_err(|error| Trouble::Usage(error.message().to_string()))?;
+        .map_err(|error| Trouble::Usage(error.to_string()))?;
     let handle = job.handle();
     let pin = if pinned { "cores" } else { "none" };
     let mut broken = None;

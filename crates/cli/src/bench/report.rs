@@ -211,18 +211,22 @@ impl<W: Write> Report<W> {
         }
     }
 
-    /// Prints what is still held back, and the summary. Whether all results were right.
+    /// Prints what is still held back, and the summary. Whether something was measured and all results were right.
     pub(crate) fn finish(&mut self) -> io::Result<bool> {
         self.flush_half()?;
         let (rows, wrong) = (self.rows, self.wrong);
-        let verdict = if wrong == 0 { "OK" } else { "FAILED" };
+        let verdict = match (rows, wrong) {
+            (0, _) => "NOTHING MEASURED",
+            (_, 0) => "OK",
+            _ => "FAILED",
+        };
         self.comment("")?;
         self.comment(&format!("{rows} cells measured; wrong elements: {wrong} {verdict}"))?;
         if self.bus_rows > 0 {
             self.comment(&format!("average bus bandwidth: {:.3} GB/s", self.bus_sum / self.bus_rows as f64))?;
         }
         self.out.flush()?;
-        Ok(wrong == 0)
+        Ok(rows > 0 && wrong == 0)
     }
 }
 
