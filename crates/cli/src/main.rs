@@ -29,7 +29,7 @@ enum Command {
     Launch(launch::Launch),
     /// Measure collectives on this host, every result checked
     #[cfg(target_os = "linux")]
-    Bench(Box<bench::BenchArgs>),
+    Bench(Box<bench::BenchCommand>),
     /// One rank of `bench`
     #[cfg(target_os = "linux")]
     #[command(name = "__bench-rank", hide = true)]

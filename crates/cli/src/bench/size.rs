@@ -2,7 +2,8 @@
 
 /// Bytes of one size.
 fn bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is not a size; write bytes with an optional K, M, G or T, for example 8, 4K or 1M");
+    let wrong =
+        || format!("{text:?} is not a size; write bytes with an optional K, M, G or T, for example 8, 4K or 1M");
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let unit = match text[digits.len()..].to_ascii_lowercase().as_str() {
         "" | "b" => 1,
