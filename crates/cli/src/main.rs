@@ -27,7 +27,6 @@ enum Command {
     /// Run a program as several ranks on this host
     #[cfg(target_os = "linux")]
     Launch(launch::Launch),
-    /// Measure collectives on this host, every result checked
     #[cfg(target_os = "linux")]
     Bench(Box<bench::BenchCommand>),
     /// One rank of `bench`

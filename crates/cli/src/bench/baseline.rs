@@ -63,7 +63,7 @@ impl Baseline {
                 found.lines.push(format!("baseline: {path} has no cell {key}; measure the baseline again with it"));
                 continue;
             };
-            let Some(ratio) = Ratio::independent(&base.medians_us, &cell.medians_us) else { continue };
+            let Some(ratio) = Ratio::independent(&base.times, &cell.times) else { continue };
             compared += 1;
             match ratio.verdict() {
                 Verdict::Slower if ratio.value > self.tolerance => {

@@ -3,7 +3,7 @@
 use super::args::BenchArgs;
 use clap::{Args, Subcommand};
 
-/// Measures collectives between processes of this host and checks every result.
+/// Measure collectives between processes of this host, every result checked.
 ///
 /// Each time is that of the slowest rank, all ranks released together; the figures are median and 99th percentile over
 /// iterations. Before each call every rank rewrites its source outside the timed window ("fresh"), so that no reader finds it
@@ -34,7 +34,7 @@ pub(crate) enum Part {
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Files {
-    /// Also write raw results there, JSON lines with every iteration; an existing file is replaced
+    /// Also write raw results there, JSON lines with the iterations' times; an existing file is replaced
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<String>,
     /// Results to compare with; exit code 1 when a cell is slower than there, beyond noise and tolerance
@@ -45,7 +45,7 @@ pub(crate) struct Files {
     pub(crate) tolerance: f64,
 }
 
-/// Compares backends or result files, cell by cell, with 95 % intervals.
+/// Compare backends or result files, cell by cell, with 95 % intervals.
 ///
 /// Backends are measured in turn, round by round; the ratio is the median of the rounds' ratios. Files are compared as they
 /// are; the ratio is that of the medians. Ratios are times relative to the first: above 1 is slower. An interval with 1 in it
@@ -62,7 +62,7 @@ pub(crate) struct CompareArgs {
     /// Rounds, each with its share of the budget [default: 9]. For backends, like the options of the sweep below
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(6..=1000))]
     pub(crate) rounds: Option<u32>,
-    /// Also write raw results there, JSON lines with every iteration. For backends
+    /// Also write raw results there, JSON lines with the iterations' times. For backends
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<String>,
     #[command(flatten)]

@@ -3,7 +3,7 @@
 use super::args::Format;
 use super::command::CompareArgs;
 use super::comparison::{Compared, Comparison};
-use super::interval::{Ratio, median, sorted};
+use super::interval::Ratio;
 use super::job::refuse;
 use super::results::{Cells, Key, Results};
 use super::rounds;
@@ -108,8 +108,8 @@ fn side_by_side(results: &[Results]) -> (Vec<Compared>, Vec<usize>) {
         let found: Vec<_> = contenders.iter().map(|cells| cells.get(&key)).collect();
         Compared {
             cell: base.row.clone(),
-            times_us: found.iter().map(|cell| median(&sorted((*cell)?.medians_us.clone()))).collect(),
-            ratios: found[1..].iter().map(|cell| Ratio::independent(&base.medians_us, &(*cell)?.medians_us)).collect(),
+            times_us: found.iter().map(|cell| (*cell)?.times.median()).collect(),
+            ratios: found[1..].iter().map(|cell| Ratio::independent(&base.times, &(*cell)?.times)).collect(),
         }
     };
     let alone = |cells: &Cells| {

@@ -7,6 +7,15 @@ const MOST_BLOCKS: usize = 40;
 /// Below this a time is rounding, in microseconds.
 const RESOLUTION_US: f64 = 1e-4;
 
+/// Times of one cell in one run.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Times {
+    /// Values that can be taken as independent.
+    pub(crate) medians_us: Vec<f64>,
+    /// Steps of the clock: times may be off by half as much.
+    pub(crate) resolution_us: f64,
+}
+
 /// How many times as long the other one takes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Ratio {
@@ -37,20 +46,26 @@ impl Verdict {
 }
 
 impl Ratio {
-    /// From times that were taken in turn: the median of the ratios of the rounds, each pair being (base, other).
-    pub(crate) fn paired(rounds: &[(f64, f64)]) -> Option<Ratio> {
-        let ratios = sorted(rounds.iter().map(|(base, other)| quotient(*other, *base)).collect());
-        Some(Ratio { value: median(&ratios)?, interval: median_interval(&ratios, 0.95) })
+    /// From times that were taken in turn: the median of the ratios of the rounds, each pair being (base, other). The interval
+    /// has the smallest ratios that the clock's steps allow on one side, and the largest on the other.
+    pub(crate) fn paired(rounds: &[(f64, f64)], resolution_us: f64) -> Option<Ratio> {
+        let shifted = |by: f64| sorted(rounds.iter().map(|(base, other)| quotient(other + by, base - by)).collect());
+        let (low, high) = (shifted(-resolution_us / 2.0), shifted(resolution_us / 2.0));
+        let bounds = median_interval(&low, 0.95).zip(median_interval(&high, 0.95));
+        Some(Ratio { value: median(&shifted(0.0))?, interval: bounds.map(|((low, _), (_, high))| (low, high)) })
     }
 
     /// From runs that have nothing to do with each other: the ratio of the medians. Each median has a 97.5 % interval, so both
-    /// hold together with at least 95 %.
-    pub(crate) fn independent(base: &[f64], other: &[f64]) -> Option<Ratio> {
-        let (base, other) = (sorted(base.to_vec()), sorted(other.to_vec()));
-        let bounds = median_interval(&base, 0.975).zip(median_interval(&other, 0.975));
+    /// hold together with at least 95 %. They are wider by half a step of the clock on each side.
+    pub(crate) fn independent(base: &Times, other: &Times) -> Option<Ratio> {
+        let bounds = |times: &Times| {
+            let (low, high) = median_interval(&sorted(times.medians_us.clone()), 0.975)?;
+            Some((low - times.resolution_us / 2.0, high + times.resolution_us / 2.0))
+        };
+        let interval = bounds(base).zip(bounds(other));
         Some(Ratio {
-            value: quotient(median(&other)?, median(&base)?),
-            interval: bounds.map(|(base, other)| (quotient(other.0, base.1), quotient(other.1, base.0))),
+            value: quotient(other.median()?, base.median()?),
+            interval: interval.map(|(base, other)| (quotient(other.0, base.1), quotient(other.1, base.0))),
         })
     }
 
@@ -67,6 +82,19 @@ impl Ratio {
     pub(crate) fn interval_text(&self) -> String {
         self.interval.map_or("too few".into(), |(low, high)| format!("{low:.3}..{high:.3}"))
     }
+}
+
+impl Times {
+    pub(crate) fn median(&self) -> Option<f64> {
+        median(&sorted(self.medians_us.clone()))
+    }
+}
+
+/// The smallest step between different samples; 0 when all are alike.
+pub(crate) fn resolution(samples_us: &[f64]) -> f64 {
+    let sorted = sorted(samples_us.to_vec());
+    let steps = sorted.windows(2).map(|pair| pair[1] - pair[0]).filter(|step| *step > RESOLUTION_US / 2.0);
+    steps.reduce(f64::min).unwrap_or(0.0)
 }
 
 /// Medians of consecutive blocks. Neighbouring iterations are alike, so single ones would make the interval too narrow.
@@ -158,26 +186,41 @@ mod tests {
     fn paired_ratios_cancel_what_both_share() {
         let rounds: Vec<_> =
             (1..=9).map(|i| (f64::from(i * i), f64::from(i * i) * (2.0 + f64::from(i) / 100.0))).collect();
-        let ratio = Ratio::paired(&rounds).unwrap();
+        let ratio = Ratio::paired(&rounds, 0.0).unwrap();
         assert!((ratio.value - 2.05).abs() < 1e-9, "{ratio:?}");
         let (low, high) = ratio.interval.unwrap();
         assert!((low - 2.02).abs() < 1e-9 && (high - 2.08).abs() < 1e-9, "{ratio:?}");
         assert_eq!(ratio.verdict(), Verdict::Slower);
-        assert_eq!(Ratio::paired(&rounds[..5]).unwrap().verdict(), Verdict::Unknown);
-        assert_eq!(Ratio::paired(&[]), None);
+        assert_eq!(Ratio::paired(&rounds[..5], 0.0).unwrap().verdict(), Verdict::Unknown);
+        assert_eq!(Ratio::paired(&[], 0.0), None);
     }
 
     #[test]
     fn independent_runs_use_both_intervals() {
-        let base = to(7);
-        let other: Vec<f64> = base.iter().map(|value| value * 10.0).collect();
+        let times = |factor: f64, n: usize| Times {
+            medians_us: to(n).into_iter().map(|value| value * factor).collect(),
+            resolution_us: 0.0,
+        };
+        let (base, other) = (times(1.0, 7), times(10.0, 7));
         let ratio = Ratio::independent(&base, &other).unwrap();
         assert_eq!((ratio.value, ratio.interval), (10.0, Some((10.0 / 7.0, 70.0))));
         assert_eq!(ratio.verdict(), Verdict::Slower);
         assert_eq!(Ratio::independent(&other, &base).unwrap().verdict(), Verdict::Faster);
         assert_eq!(Ratio::independent(&base, &base).unwrap().verdict(), Verdict::Same);
-        assert_eq!(Ratio::independent(&base, &[1.0]).unwrap().verdict(), Verdict::Unknown);
-        assert_eq!(Ratio::independent(&[0.0], &[0.0]).unwrap().value, 1.0);
+        assert_eq!(Ratio::independent(&base, &times(1.0, 1)).unwrap().verdict(), Verdict::Unknown);
+        assert_eq!(Ratio::independent(&times(0.0, 1), &times(0.0, 1)).unwrap().value, 1.0);
+    }
+
+    #[test]
+    fn a_step_of_the_clock_is_no_difference() {
+        // Two runs that the clock's steps of 10 ns round to two neighbours.
+        let times = |time: f64| Times { medians_us: vec![time; 40], resolution_us: 0.01 };
+        assert_eq!(Ratio::independent(&times(0.88), &times(0.89)).unwrap().verdict(), Verdict::Same);
+        assert_eq!(Ratio::independent(&times(0.88), &times(0.91)).unwrap().verdict(), Verdict::Slower);
+        assert_eq!(Ratio::paired(&[(0.89, 0.88); 9], 0.0101).unwrap().verdict(), Verdict::Same);
+        assert_eq!(Ratio::paired(&[(0.91, 0.88); 9], 0.0101).unwrap().verdict(), Verdict::Faster);
+        assert!((resolution(&[0.91, 0.89, 0.90, 0.90, 7.0]) - 0.01).abs() < 1e-9);
+        assert_eq!((resolution(&[1.0, 1.0]), resolution(&[])), (0.0, 0.0));
     }
 
     #[test]

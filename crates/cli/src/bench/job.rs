@@ -8,7 +8,7 @@ use super::report::{MARK, Message, Report};
 use super::results::{Cells, Writer, same_file};
 use super::sink::{Job, Sink, SweepSink};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rankwise_world::launch::{Event, Launch, Output, Stream};
+use rankwise_world::launch::{Event, Interrupts, Launch, Output, Stream};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -161,24 +161,34 @@ fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A bar on a terminal, nothing elsewhere.
-pub(crate) fn progress(cells: usize) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(Some(cells as u64), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} cells, {eta} left, {msg}") {
-        bar.set_style(style);
+/// The user's side of several jobs: progress, and Ctrl-C also between two of them.
+pub(crate) struct Terminal {
+    /// On a terminal; nothing elsewhere.
+    pub(crate) bar: ProgressBar,
+    interrupts: Interrupts,
+}
+
+impl Terminal {
+    /// For that many cells.
+    pub(crate) fn open(cells: usize) -> Result<Terminal, Trouble> {
+        let interrupts = Interrupts::catch().map_err(|error| Trouble::Usage(error.message().to_string()))?;
+        let bar = ProgressBar::with_draw_target(Some(cells as u64), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} cells, {eta} left, {msg}") {
+            bar.set_style(style);
+        }
+        Ok(Terminal { bar, interrupts })
     }
-    bar
 }
 
 fn measure_all(args: &BenchArgs, sweep: &Sweep, sink: &mut SweepSink, failures: &mut usize) -> Result<(), Trouble> {
-    let bar = progress(args.backend.len() * args.ranks.len() * sweep.cells.len());
+    let terminal = Terminal::open(args.backend.len() * args.ranks.len() * sweep.cells.len())?;
     for backend in &args.backend {
         for ranks in &args.ranks {
-            bar.set_message(format!("{backend}, {ranks} ranks"));
-            *failures += usize::from(!measure_job(args, backend, *ranks, sink, &bar)?);
+            terminal.bar.set_message(format!("{backend}, {ranks} ranks"));
+            *failures += usize::from(!measure_job(args, backend, *ranks, sink, &terminal)?);
         }
     }
-    bar.finish_and_clear();
+    terminal.bar.finish_and_clear();
     Ok(())
 }
 
@@ -188,8 +198,9 @@ pub(crate) fn measure_job(
     backend: &str,
     ranks: u32,
     sink: &mut dyn Sink,
-    bar: &ProgressBar,
+    terminal: &Terminal,
 ) -> Result<bool, Trouble> {
+    let bar = &terminal.bar;
     let program = std::env::current_exe()
         .map_err(|error| Trouble::Usage(format!("this program's own path cannot be found: {error}")))?;
     let pinned = match args.pin {
@@ -203,8 +214,7 @@ pub(crate) fn measure_job(
         .pin(if pinned { rankwise_world::launch::Pin::Cores } else { rankwise_world::launch::Pin::None })
         .output(Output::Lines)
         .term_grace(Duration::from_millis(500))
-        .handle_signals(true)
-        .spawn()
+        .spawn_under(&terminal.interrupts)
         .map_err(|error| Trouble::Usage(error.message().to_string()))?;
     let handle = job.handle();
     let pin = if pinned { "cores" } else { "none" };
@@ -233,7 +243,7 @@ pub(crate) fn measure_job(
     if let Some(error) = broken {
         return Err(error);
     }
-    if let Some(signal) = outcome.interrupted {
+    if let Some(signal) = outcome.interrupted.or_else(|| terminal.interrupts.next()) {
         return Err(Trouble::Interrupted(signal));
     }
     let failure = outcome.failure().or_else(|| (outcome.code() != 0).then(|| format!("exit code {}", outcome.code())));

@@ -1,6 +1,6 @@
 //! Result files: one JSON object a line, first the origin, then a cell each.
 
-use super::interval::block_medians;
+use super::interval::{Times, block_medians, resolution};
 use super::measured::Measured;
 use super::origin::{Origin, SCHEMA};
 use super::report::Row;
@@ -101,12 +101,11 @@ impl std::fmt::Display for Key {
     }
 }
 
-/// One cell of a run, with values that can be taken as independent: the medians of the rounds of a comparison, or of
-/// consecutive blocks of iterations.
+/// One cell of a run. Its times are the medians of the rounds of a comparison, or of consecutive blocks of iterations.
 #[derive(Clone, Debug)]
 pub(crate) struct Cell {
     pub(crate) row: Row,
-    pub(crate) medians_us: Vec<f64>,
+    pub(crate) times: Times,
     rounds: Vec<Option<usize>>,
     line: usize,
 }
@@ -129,17 +128,25 @@ impl Cells {
             Some(_) => vec![measured.row.p50_us],
             None => block_medians(&measured.samples_us),
         };
+        let resolution_us = resolution(&measured.samples_us);
         let key = Key::of(&measured.row);
         let Some(position) = self.positions.get(&key) else {
             self.positions.insert(key, self.cells.len());
-            self.cells.push(Cell { row: measured.row, medians_us: medians, rounds: vec![measured.round], line });
+            let times = Times { medians_us: medians, resolution_us };
+            self.cells.push(Cell { row: measured.row, times, rounds: vec![measured.round], line });
             return Ok(());
         };
         let cell = &mut self.cells[*position];
         if measured.round.is_none() || cell.rounds.contains(&measured.round) || cell.rounds.contains(&None) {
             return Err(format!("repeats the cell of line {}: {key}", cell.line));
         }
-        cell.medians_us.extend(medians);
+        cell.times.medians_us.extend(medians);
+        // All alike says nothing about the clock.
+        cell.times.resolution_us = match (cell.times.resolution_us, resolution_us) {
+            (known, 0.0) => known,
+            (0.0, found) => found,
+            (known, found) => known.min(found),
+        };
         cell.rounds.push(measured.round);
         Ok(())
     }
@@ -278,7 +285,7 @@ pub(crate) mod tests {
         }
         let read = Results::read(&path).unwrap();
         assert_eq!(read.origin, origin);
-        let medians: Vec<_> = read.cells.cells.iter().map(|cell| cell.medians_us.clone()).collect();
+        let medians: Vec<_> = read.cells.cells.iter().map(|cell| cell.times.medians_us.clone()).collect();
         assert_eq!(medians, [vec![2.0, 1.0, 3.0], vec![4.0, 5.0]]);
         let key = Key::of(&measured(16, vec![1.0]).row);
         assert_eq!(read.cells.get(&key).unwrap().row.bytes, 16);

@@ -3,8 +3,8 @@
 use super::args::{BenchArgs, Format};
 use super::command::CompareArgs;
 use super::comparison::{Compared, Comparison};
-use super::interval::{Ratio, median, sorted};
-use super::job::{Trouble, measure_job, progress, refuse, sweep_of};
+use super::interval::{Ratio, median, resolution, sorted};
+use super::job::{Terminal, Trouble, measure_job, refuse, sweep_of};
 use super::measured::Measured;
 use super::origin::Origin;
 use super::report::{RankFacts, Report, Row};
@@ -49,29 +49,42 @@ fn labels(names: &[String]) -> Vec<String> {
     names.iter().enumerate().map(label).collect()
 }
 
+/// One cell.
+struct Taken {
+    row: Row,
+    /// For each contender its median in microseconds by round.
+    times: Vec<BTreeMap<usize, f64>>,
+    /// Steps of the clock.
+    resolution_us: Option<f64>,
+}
+
 /// The times of the contenders in the rounds, cell by cell.
 #[derive(Default)]
 struct Table {
-    /// For each contender its median in microseconds by round.
-    cells: Vec<(Row, Vec<BTreeMap<usize, f64>>)>,
+    cells: Vec<Taken>,
     positions: HashMap<Key, usize>,
 }
 
 impl Table {
-    fn add(&mut self, contenders: usize, contender: usize, round: usize, row: &Row) {
+    fn add(&mut self, contenders: usize, contender: usize, round: usize, measured: &Measured) {
+        let row = &measured.row;
         let position = *self.positions.entry(Key::without(row, true, true)).or_insert_with(|| {
-            self.cells.push((row.clone(), vec![BTreeMap::new(); contenders]));
+            let times = vec![BTreeMap::new(); contenders];
+            self.cells.push(Taken { row: row.clone(), times, resolution_us: None });
             self.cells.len() - 1
         });
-        self.cells[position].1[contender].insert(round, row.p50_us);
+        let cell = &mut self.cells[position];
+        cell.times[contender].insert(round, row.p50_us);
+        let found = Some(resolution(&measured.samples_us)).filter(|step| *step > 0.0);
+        cell.resolution_us = cell.resolution_us.into_iter().chain(found).reduce(f64::min);
     }
 
     fn compared(&self) -> impl Iterator<Item = Compared> {
-        self.cells.iter().map(|(row, times)| {
+        self.cells.iter().map(|Taken { row, times, resolution_us }| {
             let middle = |times: &BTreeMap<usize, f64>| median(&sorted(times.values().copied().collect()));
             let ratio = |other: &BTreeMap<usize, f64>| {
                 let pair = |(round, base): (&usize, &f64)| Some((*base, *other.get(round)?));
-                Ratio::paired(&times[0].iter().filter_map(pair).collect::<Vec<_>>())
+                Ratio::paired(&times[0].iter().filter_map(pair).collect::<Vec<_>>(), resolution_us.unwrap_or(0.0))
             };
             Compared {
                 cell: row.clone(),
@@ -103,7 +116,8 @@ impl Rounds {
         }
         let how = format!("ratio: median over {rounds} rounds of the ratio in each, the backends taking turns");
         self.comparison.legend(&how).map_err(Trouble::Output)?;
-        let bar = progress(cells * rounds * backends.len() * args.ranks.len());
+        let terminal = Terminal::open(cells * rounds * backends.len() * args.ranks.len())?;
+        let bar = &terminal.bar;
         for ranks in &args.ranks {
             // What failed once would fail again, after its deadline each time.
             let mut failed = HashSet::new();
@@ -117,7 +131,7 @@ impl Rounds {
                     self.at = (contender, round);
                     bar.set_message(format!("{}, {ranks} ranks, round {}", self.names[contender], round + 1));
                     let one = BenchArgs { backend: vec![backends[contender].clone()], ..args.clone() };
-                    if !measure_job(&one, &backends[contender], *ranks, self, &bar)? {
+                    if !measure_job(&one, &backends[contender], *ranks, self, &terminal)? {
                         self.failures += 1;
                         failed.insert(contender);
                     }
@@ -178,7 +192,7 @@ impl Sink for Rounds {
         }
         self.wrong += measured.row.wrong;
         if measured.row.wrong == 0 {
-            self.table.add(self.names.len(), contender, round, &measured.row);
+            self.table.add(self.names.len(), contender, round, &measured);
         }
         Ok(())
     }
@@ -210,9 +224,8 @@ mod tests {
             for (contender, factor) in [(0, 1.0), (1, 3.0)] {
                 // The second contender lost round 3, and all drift.
                 if (contender, round) != (1, 3) {
-                    let p50_us = factor * (1.0 + round as f64);
-                    let row = Row { p50_us, ..super::super::report::tests::row(8, false) };
-                    table.add(2, contender, round, &row);
+                    let measured = super::super::results::tests::measured(8, vec![factor * (1.0 + round as f64)]);
+                    table.add(2, contender, round, &measured);
                 }
             }
         }
