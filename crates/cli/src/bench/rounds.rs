@@ -122,6 +122,11 @@ impl Rounds {
             // What failed once would fail again, after its deadline each time.
             let mut failed = HashSet::new();
             for round in 0..rounds {
+                // Nothing is left to compare.
+                if failed.contains(&0) || failed.len() + 1 >= backends.len() {
+                    bar.inc((cells * backends.len()) as u64);
+                    continue;
+                }
                 for turn in 0..backends.len() {
                     let contender = (turn + round) % backends.len();
                     if failed.contains(&contender) {
@@ -203,7 +208,9 @@ impl Sink for Rounds {
     }
 
     fn failed(&mut self, text: &str) -> Result<(), Trouble> {
-        self.comparison.comment(&format!("failed in round {}: {text}", self.at.1 + 1)).map_err(Trouble::Output)
+        let (contender, round) = self.at;
+        let text = format!("{} failed in round {}: {text}", self.names[contender], round + 1);
+        self.comparison.comment(&text).map_err(Trouble::Output)
     }
 }
 
