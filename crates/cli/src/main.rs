@@ -27,9 +27,8 @@ enum Command {
     /// Run a program as several ranks on this host
     #[cfg(target_os = "linux")]
     Launch(launch::Launch),
-    /// Measure collectives on this host, every result checked
     #[cfg(target_os = "linux")]
-    Bench(Box<bench::BenchArgs>),
+    Bench(Box<bench::BenchCommand>),
     /// One rank of `bench`
     #[cfg(target_os = "linux")]
     #[command(name = "__bench-rank", hide = true)]

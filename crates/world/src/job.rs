@@ -14,6 +14,7 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
+use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -138,7 +139,7 @@ pub(crate) struct JobParts {
     pub(crate) id: u128,
     pub(crate) hub: Hub,
     pub(crate) guardian: Guardian,
-    pub(crate) signals: Option<CaughtSignals>,
+    pub(crate) signals: Option<Rc<CaughtSignals>>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) grace: Duration,
     pub(crate) term_grace: Duration,
@@ -406,7 +407,7 @@ impl Job {
             self.ranks.signal_all(Signal::CONT);
             Phase::Asked(now + self.parts.term_grace)
         };
-        if let Some(signal) = self.parts.signals.as_ref().and_then(CaughtSignals::next) {
+        if let Some(signal) = self.parts.signals.as_ref().and_then(|signals| signals.next()) {
             if outcome.interrupted.is_some() {
                 self.ranks.kill_all();
                 return Phase::Killed(now);

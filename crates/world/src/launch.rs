@@ -22,6 +22,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
 use std::time::Duration;
 
 pub use crate::exit::{Exit, signal_name};
@@ -54,6 +55,29 @@ pub struct Launch {
     grace: Duration,
     term_grace: Duration,
     handle_signals: bool,
+}
+
+/// Catches SIGINT, SIGTERM and SIGHUP over several jobs in a row, so that none is lost between them.
+///
+/// Stays on the thread that starts the jobs. Signals that come while a job runs end the job; others wait in
+/// [`next`](Interrupts::next).
+pub struct Interrupts {
+    signals: Option<Rc<CaughtSignals>>,
+}
+
+impl Interrupts {
+    /// Begins. Catches nothing while a job of this process or another of these already does.
+    ///
+    /// `Config` or `Limit` when the system refuses.
+    pub fn catch() -> Result<Interrupts> {
+        let signals = CaughtSignals::install().map_err(|errno| refused_by_system("catch signals", 1, errno.into()))?;
+        Ok(Interrupts { signals: signals.map(Rc::new) })
+    }
+
+    /// A signal that no job has seen, without blocking.
+    pub fn next(&self) -> Option<i32> {
+        self.signals.as_ref()?.next()
+    }
 }
 
 impl Launch {
@@ -147,6 +171,15 @@ impl Launch {
                 .map_err(|errno| refused_by_system("catch signals", self.ranks, errno.into()))?,
             false => None,
         };
+        self.start(signals.map(Rc::new))
+    }
+
+    /// Like [`spawn`](Launch::spawn) with [`handle_signals`](Launch::handle_signals), for one of several jobs in a row.
+    pub fn spawn_under(self, interrupts: &Interrupts) -> Result<Job> {
+        self.start(interrupts.signals.clone())
+    }
+
+    fn start(self, signals: Option<Rc<CaughtSignals>>) -> Result<Job> {
         keep_exit_statuses();
         let limit = raise_descriptor_limit(self.ranks);
         let (hub, seats) = Hub::start(self.ranks)?;

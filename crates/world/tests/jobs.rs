@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use rankwise_core::ErrorKind;
-use rankwise_world::launch::{Event, Exit, Job, Launch, Output, Pin, Signal, StopReason, Stream};
+use rankwise_world::launch::{Event, Exit, Interrupts, Job, Launch, Output, Pin, Signal, StopReason, Stream};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -177,4 +177,26 @@ fn two_jobs_of_one_process_do_not_disturb_each_other() {
     assert_eq!(alive(first.id()), 2);
     first.kill_all();
     assert_eq!(first.run(&mut |_| ()).exits, [Exit::Signal(9), Exit::Signal(9)]);
+}
+
+#[test]
+fn interrupts_between_jobs_are_not_lost() {
+    use rustix::process::{getpid, kill_process};
+    let interrupts = Interrupts::catch().unwrap();
+    for _ in 0..2 {
+        kill_process(getpid(), Signal::HUP).unwrap();
+        let started = Instant::now();
+        let found = loop {
+            if let Some(signal) = interrupts.next() {
+                break signal;
+            }
+            assert!(started.elapsed() < WATCHDOG, "the signal is lost");
+        };
+        assert_eq!(found, Signal::HUP.as_raw());
+        let job = shell(2, "exec sleep 1000").spawn_under(&interrupts).unwrap();
+        wait_for(&job, 2);
+        kill_process(getpid(), Signal::TERM).unwrap();
+        assert_eq!(job.run(&mut |_| ()).interrupted, Some(Signal::TERM.as_raw()));
+    }
+    assert_eq!(interrupts.next(), None);
 }

@@ -6,20 +6,8 @@ use super::size;
 use clap::{Args, ValueEnum};
 use rankwise::{DType, ReduceOp};
 
-/// Measures collectives between processes of this host and checks every result.
-///
-/// Each time is that of the slowest rank, all ranks released together; the figures are median and 99th percentile over
-/// iterations. Before each call every rank rewrites its source outside the timed window ("fresh"), so that no reader finds it
-/// in its own cache. Exit code: 0; 1 when a result was wrong or a rank failed; 2 on wrong arguments; 128 + signal when
-/// interrupted, after printing what was measured so far.
-///
-/// Sizes are bytes: of the vector for all_reduce, reduce, broadcast and send_recv; of what each rank contributes for all_gather
-/// and gather; of a rank's result for reduce_scatter and scatter; per pair for all_to_all. Forms with counts are uneven with
-/// the same totals.
+/// The sweep and how to print it.
 #[derive(Args, Clone, Debug)]
-#[command(
-    after_help = "Example: rankwise bench --backend shm --op all_reduce,all_gather --size 8:16M:x8 --ranks 2 --format json"
-)]
 pub(crate) struct BenchArgs {
     /// Backends to measure
     #[arg(long, value_delimiter = ',', value_name = "NAME", default_value = "shm")]
@@ -93,6 +81,8 @@ pub(crate) enum Format {
     Json,
     /// One line a cell, with a header
     Csv,
+    /// The columns of the OSU micro-benchmarks, one block an operation
+    Osu,
 }
 
 /// What to measure on each backend and number of ranks.

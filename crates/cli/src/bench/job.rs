@@ -1,9 +1,14 @@
 //! The launcher's side: one job for each backend and number of ranks, and the report.
 
 use super::args::{BenchArgs, Pin, Sweep, once};
-use super::report::{MARK, Message, Report, Row};
+use super::baseline::Baseline;
+use super::command::Files;
+use super::origin::Origin;
+use super::report::{MARK, Message, Report};
+use super::results::{Cells, Writer, same_file};
+use super::sink::{Job, Sink, SweepSink};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rankwise_world::launch::{Event, Launch, Output, Stream};
+use rankwise_world::launch::{Event, Interrupts, Launch, Output, Stream};
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,38 +20,53 @@ pub(crate) const RANK_COMMAND: &str = "__bench-rank";
 pub(crate) const RANK_OVERHEAD: u64 = 8 << 20;
 
 /// Why the benchmark ended early or badly.
-enum Trouble {
+pub(crate) enum Trouble {
     /// Nothing was run, the arguments cannot work.
     Usage(String),
     /// Ended by a signal.
     Interrupted(i32),
     /// Nobody reads the output.
     Output(io::Error),
+    /// The result file cannot be written.
+    File(String),
 }
 
 /// Runs the whole benchmark.
-pub(crate) fn run(args: &BenchArgs) -> ExitCode {
-    let mut report = Report::new(io::stdout(), args.format, args.in_place);
+pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
+    let (sweep, baseline, mut sink) = match prepare(args, files) {
+        Ok(prepared) => prepared,
+        Err(Trouble::Usage(message) | Trouble::File(message)) => return refuse(&message),
+        Err(_) => return ExitCode::FAILURE,
+    };
     let mut failures = 0;
-    let result = sweep_of(args).and_then(|sweep| {
-        header(args, &mut report).map_err(Trouble::Output)?;
-        measure_all(args, &sweep, &mut report, &mut failures)
-    });
+    let result = header(args, &mut sink.report)
+        .map_err(Trouble::Output)
+        .and_then(|()| measure_all(args, &sweep, &mut sink, &mut failures));
+    let report = &mut sink.report;
     let finished = match &result {
-        Err(Trouble::Usage(message)) => {
-            eprintln!("rankwise: {message}");
-            return ExitCode::from(2);
-        }
+        Err(Trouble::Usage(message)) => return refuse(message),
         Err(Trouble::Output(error)) => return crate::output_failed(error),
         Err(Trouble::Interrupted(signal)) => {
             let _ = report.comment(&format!("interrupted by signal {signal}; what was measured so far is above"));
             report.finish()
         }
+        Err(Trouble::File(message)) => {
+            eprintln!("rankwise: {message}");
+            report.finish()
+        }
         Ok(()) => report.finish(),
     };
+    let judgement = baseline.zip(sink.kept.as_ref()).map(|(baseline, now)| baseline.judge(now)).unwrap_or_default();
+    for line in &judgement.lines {
+        if report.remark(line).is_err() {
+            return ExitCode::from(141);
+        }
+    }
     match (finished, result) {
         (_, Err(Trouble::Interrupted(signal))) => ExitCode::from(128_u8.wrapping_add(signal as u8)),
-        (Ok(true), _) if failures == 0 => ExitCode::SUCCESS,
+        (Ok(true), Ok(())) if failures > 0 || judgement.slower > 0 => ExitCode::FAILURE,
+        (Ok(true), Ok(())) if judgement.missing > 0 => ExitCode::from(2),
+        (Ok(true), Ok(())) => ExitCode::SUCCESS,
         (Ok(false), _) => {
             eprintln!("rankwise: nothing could be measured, or results were wrong; see the table");
             ExitCode::FAILURE
@@ -55,8 +75,34 @@ pub(crate) fn run(args: &BenchArgs) -> ExitCode {
     }
 }
 
+/// Arguments or files that cannot work.
+pub(crate) fn refuse(message: &str) -> ExitCode {
+    eprintln!("rankwise: {message}");
+    ExitCode::from(2)
+}
+
+/// Everything that can be wrong before any rank is started.
+fn prepare(args: &BenchArgs, files: &Files) -> Result<(Sweep, Option<Baseline>, SweepSink), Trouble> {
+    let sweep = sweep_of(args)?;
+    let baseline = files.baseline.as_deref().map(|path| Baseline::read(path, files.tolerance));
+    let baseline = baseline.transpose().map_err(Trouble::File)?;
+    if let Some(baseline) = &baseline {
+        baseline.check_overlap(args, &sweep).map_err(Trouble::File)?;
+    }
+    if let (Some(output), Some(path)) = (&files.output, &files.baseline)
+        && same_file(output, path)
+    {
+        return Err(Trouble::Usage(format!("--output would replace the baseline {path}; name another file")));
+    }
+    let output = files.output.as_deref().map(|path| Writer::create(path, &Origin::here()));
+    let output = output.transpose().map_err(Trouble::File)?;
+    let report = Report::new(io::stdout(), args.format, args.in_place);
+    let kept = baseline.is_some().then(Cells::default);
+    Ok((sweep, baseline, SweepSink { report, output, kept }))
+}
+
 /// Checks what can be checked before any rank is started.
-fn sweep_of(args: &BenchArgs) -> Result<Sweep, Trouble> {
+pub(crate) fn sweep_of(args: &BenchArgs) -> Result<Sweep, Trouble> {
     let sweep = args.sweep().map_err(Trouble::Usage)?;
     for name in &args.backend {
         rankwise::driver(name).map_err(|error| Trouble::Usage(error.message().to_string()))?;
@@ -99,8 +145,9 @@ pub(crate) fn available_memory() -> Option<u64> {
 
 fn header(args: &BenchArgs, report: &mut Report<io::Stdout>) -> io::Result<()> {
     report.begin()?;
-    report.comment(&format!("rankwise bench {}", env!("CARGO_PKG_VERSION")))?;
-    report.comment(&machine())?;
+    let here = Origin::here();
+    report.comment(&here.tool)?;
+    report.comment(&format!("machine: {}", here.machine()))?;
     report.comment(
         "time: median over iterations of the slowest rank's time, all ranks released together; p99 likewise",
     )?;
@@ -112,62 +159,54 @@ fn header(args: &BenchArgs, report: &mut Report<io::Stdout>) -> io::Result<()> {
 
 /// Processor, kernel and number of CPUs, in words.
 pub(crate) fn machine() -> String {
-    let system = rustix::system::uname();
-    let processor = std::fs::read_to_string("/proc/cpuinfo")
-        .ok()
-        .and_then(|text| {
-            let line = text.lines().find(|line| line.starts_with("model name"))?;
-            Some(line.split_once(':')?.1.trim().to_string())
-        })
-        .unwrap_or_else(|| system.machine().to_string_lossy().into_owned());
-    format!(
-        "machine: {}, {} CPUs, {} {}",
-        processor,
-        cpus(),
-        system.sysname().to_string_lossy(),
-        system.release().to_string_lossy()
-    )
+    format!("machine: {}", Origin::here().machine())
 }
 
 pub(crate) fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn measure_all(
-    args: &BenchArgs,
-    sweep: &Sweep,
-    report: &mut Report<io::Stdout>,
-    failures: &mut usize,
-) -> Result<(), Trouble> {
-    let (backends, worlds) = (once(args.backend.clone()), once(args.ranks.clone()));
-    let jobs = backends.len() * worlds.len();
-    let bar = ProgressBar::with_draw_target(Some((jobs * sweep.cells.len()) as u64), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} cells, {eta} left, {msg}") {
-        bar.set_style(style);
+/// The user's side of several jobs: progress, and Ctrl-C also between two of them.
+pub(crate) struct Terminal {
+    /// On a terminal; nothing elsewhere.
+    pub(crate) bar: ProgressBar,
+    interrupts: Interrupts,
+}
+
+impl Terminal {
+    /// For that many cells.
+    pub(crate) fn open(cells: usize) -> Result<Terminal, Trouble> {
+        let interrupts = Interrupts::catch().map_err(|error| Trouble::Usage(error.to_string()))?;
+        let bar = ProgressBar::with_draw_target(Some(cells as u64), ProgressDrawTarget::stderr());
+        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} cells, {eta} left, {msg}") {
+            bar.set_style(style);
+        }
+        Ok(Terminal { bar, interrupts })
     }
+}
+
+fn measure_all(args: &BenchArgs, sweep: &Sweep, sink: &mut SweepSink, failures: &mut usize) -> Result<(), Trouble> {
+    let (backends, worlds) = (once(args.backend.clone()), once(args.ranks.clone()));
+    let terminal = Terminal::open(backends.len() * worlds.len() * sweep.cells.len())?;
     for backend in &backends {
         for ranks in &worlds {
-            bar.set_message(format!("{backend}, {ranks} ranks"));
-            let failure = measure_job(args, backend, *ranks, report, &bar)?;
-            if let Some(failure) = failure {
-                *failures += 1;
-                bar.suspend(|| eprintln!("rankwise: {backend} with {ranks} ranks: {failure}"));
-                report.comment(&format!("failed: {backend} with {ranks} ranks: {failure}")).map_err(Trouble::Output)?;
-            }
+            terminal.bar.set_message(format!("{backend}, {ranks} ranks"));
+            *failures += usize::from(!measure_job(args, backend, *ranks, sink, &terminal)?);
         }
     }
-    bar.finish_and_clear();
+    terminal.bar.finish_and_clear();
     Ok(())
 }
 
-/// Runs the ranks of one job; what went wrong, if anything.
-fn measure_job(
+/// Runs the ranks of one job; whether that went well. What went wrong is told to the user and the sink.
+pub(crate) fn measure_job(
     args: &BenchArgs,
     backend: &str,
     ranks: u32,
-    report: &mut Report<io::Stdout>,
-    bar: &ProgressBar,
-) -> Result<Option<String>, Trouble> {
+    sink: &mut dyn Sink,
+    terminal: &Terminal,
+) -> Result<bool, Trouble> {
+    let bar = &terminal.bar;
     let program = std::env::current_exe()
         .map_err(|error| Trouble::Usage(format!("this program's own path cannot be found: {error}")))?;
     let pinned = match args.pin {
@@ -181,22 +220,19 @@ fn measure_job(
         .pin(if pinned { rankwise_world::launch::Pin::Cores } else { rankwise_world::launch::Pin::None })
         .output(Output::Lines)
         .term_grace(Duration::from_millis(500))
-        .handle_signals(true)
-        .spawn()
+        .spawn_under(&terminal.interrupts)
         .map_err(|error| Trouble::Usage(error.to_string()))?;
     let handle = job.handle();
     let pin = if pinned { "cores" } else { "none" };
     let mut broken = None;
-    let mut rows = 0;
     let outcome = job.run(&mut |event| {
         let Event::Line { rank, stream, text } = event else { return };
         let text = String::from_utf8_lossy(&text);
         let message = text.strip_prefix(MARK).filter(|_| stream == Stream::Stdout && rank == 0);
         match message.map(serde_json::from_str::<Message>) {
             Some(Ok(message)) => {
-                rows += usize::from(matches!(message, Message::Row(_)));
                 let progress = !matches!(message, Message::Ranks { .. });
-                let printed = bar.suspend(|| print(message, backend, ranks, pin, report));
+                let printed = bar.suspend(|| tell(sink, Job { backend, ranks, pin }, message));
                 if progress {
                     bar.inc(1);
                 }
@@ -211,30 +247,26 @@ fn measure_job(
         }
     });
     if let Some(error) = broken {
-        return Err(Trouble::Output(error));
+        return Err(error);
     }
-    if let Some(signal) = outcome.interrupted {
+    if let Some(signal) = outcome.interrupted.or_else(|| terminal.interrupts.next()) {
         return Err(Trouble::Interrupted(signal));
     }
-    Ok(outcome.failure().or_else(|| (outcome.code() != 0).then(|| format!("exit code {}", outcome.code()))))
+    let failure = outcome.failure().or_else(|| (outcome.code() != 0).then(|| format!("exit code {}", outcome.code())));
+    let Some(failure) = failure else { return Ok(true) };
+    let text = format!("{backend} with {ranks} ranks: {failure}");
+    bar.suspend(|| eprintln!("rankwise: {text}"));
+    sink.failed(&text)?;
+    Ok(false)
 }
 
-fn print(message: Message, backend: &str, ranks: u32, pin: &str, report: &mut Report<io::Stdout>) -> io::Result<()> {
+fn tell(sink: &mut dyn Sink, job: Job<'_>, message: Message) -> Result<(), Trouble> {
     match message {
-        Message::Ranks { ranks: facts, clock } => {
-            report.comment("")?;
-            let placed = if pin == "cores" { "pinned to CPUs in turn" } else { "not pinned" };
-            report.comment(&format!("backend {backend}, {ranks} ranks, {placed}, clock: {clock}"))?;
-            for facts in facts.iter().take(64) {
-                let (rank, pid, host, cpus) = (facts.rank, facts.pid, &facts.host, &facts.cpus);
-                report.comment(&format!("rank {rank:>3}  pid {pid:>7}  host {host}  cpu {cpus}"))?;
-            }
-            if facts.len() > 64 {
-                report.comment(&format!("... and {} more", facts.len() - 64))?;
-            }
-            Ok(())
+        Message::Ranks { ranks, clock } => sink.ranks(job, &ranks, &clock),
+        Message::Row(mut measured) => {
+            measured.row.pin = job.pin.into();
+            sink.row(*measured)
         }
-        Message::Row(row) => report.row(Row { pin: pin.into(), ..*row }),
-        Message::Skipped { what, reason } => report.skipped(&what, &reason),
+        Message::Skipped { what, reason } => sink.skipped(&what, &reason),
     }
 }

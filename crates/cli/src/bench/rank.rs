@@ -6,6 +6,7 @@ use super::cell::{Cell, Shares};
 use super::clock::Clock;
 use super::elem::{BenchElem, with_elem};
 use super::measure::{Figures, measure};
+use super::measured::{Measured, rounded};
 use super::op::bandwidth;
 use super::page::{Page, Team};
 use super::report::{MARK, Message, RankFacts, Row};
@@ -87,8 +88,8 @@ fn measure_all(world: &World, name: &str, sweep: &Sweep, team: &mut Team, ranks:
             Some(reason) if team.is_first() => say(&Message::Skipped { what: cell.describe(), reason })?,
             Some(_) => {}
             None => {
-                if let Some(row) = measure_cell(&backend, &mut comm, cell, team, sweep.effort)? {
-                    say(&Message::Row(Box::new(row)))?;
+                if let Some(measured) = measure_cell(&backend, &mut comm, cell, team, sweep.effort)? {
+                    say(&Message::Row(Box::new(measured)))?;
                 }
             }
         }
@@ -119,13 +120,13 @@ fn measure_cell(
     cell: &Cell,
     team: &mut Team,
     effort: Effort,
-) -> Result<Option<Row>> {
+) -> Result<Option<Measured>> {
     let dtype = cell.dtype.unwrap_or(DType::U8);
     let other = Err(Error::invalid(format!("{dtype} has no values to measure with")));
     let measured = with_elem!(dtype, measure_typed(comm, cell, team, effort), other)?;
     Ok(measured.map(|(figures, wrong)| {
         let (algbw_gbs, busbw_gbs) = bandwidth(cell.op, comm.size(), cell.bytes, figures.p50_us);
-        Row {
+        let row = Row {
             backend: backend.name().to_string(),
             op: cell.op.name().into(),
             dtype: cell.dtype.map_or("none", DType::name).into(),
@@ -146,13 +147,9 @@ fn measure_cell(
             algbw_gbs: rounded(algbw_gbs),
             busbw_gbs: rounded(busbw_gbs),
             wrong,
-        }
+        };
+        Measured::new(row, &figures)
     }))
-}
-
-/// To a tenth of a nanosecond, or of a MB/s: beyond that the digits mean nothing.
-pub(crate) fn rounded(value: f64) -> f64 {
-    (value * 1e4).round() / 1e4
 }
 
 fn measure_typed<T: BenchElem>(

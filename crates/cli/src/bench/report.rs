@@ -1,8 +1,10 @@
-//! What was measured, as a table, as JSON or as CSV.
+//! What was measured, as a table, as JSON, as CSV or in the form of OSU's programs.
 
 use super::args::Format;
 use super::cell::Cell;
+use super::measured::Measured;
 use super::op::Op;
+use super::osu::Osu;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 
@@ -46,7 +48,7 @@ pub(crate) struct RankFacts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
     Ranks { ranks: Vec<RankFacts>, clock: String },
-    Row(Box<Row>),
+    Row(Box<Measured>),
     Skipped { what: String, reason: String },
 }
 
@@ -75,6 +77,7 @@ pub(crate) struct Report<W> {
     format: Format,
     both_forms: bool,
     heading: String,
+    osu: Osu,
     /// The out-of-place row of a line whose in-place half has not come yet.
     half: Option<Row>,
     skipped: Vec<String>,
@@ -92,6 +95,7 @@ impl<W: Write> Report<W> {
             format,
             both_forms,
             heading: String::new(),
+            osu: Osu::default(),
             half: None,
             skipped: Vec::new(),
             rows: 0,
@@ -101,15 +105,28 @@ impl<W: Write> Report<W> {
         }
     }
 
+    fn has_comments(&self) -> bool {
+        matches!(self.format, Format::Text | Format::Osu)
+    }
+
     /// A line that is no data. Left out of JSON and CSV.
     pub(crate) fn comment(&mut self, text: &str) -> io::Result<()> {
-        if self.format == Format::Text { writeln!(self.out, "{}", format!("# {text}").trim_end()) } else { Ok(()) }
+        if self.has_comments() { writeln!(self.out, "{}", format!("# {text}").trim_end()) } else { Ok(()) }
     }
 
     pub(crate) fn begin(&mut self) -> io::Result<()> {
         if self.format == Format::Csv {
             writeln!(self.out, "{}", COLUMNS.join(","))?;
         }
+        Ok(())
+    }
+
+    /// A line that is no data and must not be lost: on standard error where standard output is for rows alone.
+    pub(crate) fn remark(&mut self, text: &str) -> io::Result<()> {
+        if self.has_comments() {
+            return self.comment(text);
+        }
+        eprintln!("# {text}");
         Ok(())
     }
 
@@ -120,7 +137,7 @@ impl<W: Write> Report<W> {
         if self.skipped.contains(&text) {
             return Ok(());
         }
-        if self.format == Format::Text {
+        if self.has_comments() {
             writeln!(self.out, "# {text}")?
         } else {
             eprintln!("# {text}")
@@ -129,7 +146,17 @@ impl<W: Write> Report<W> {
         Ok(())
     }
 
-    pub(crate) fn row(&mut self, row: Row) -> io::Result<()> {
+    /// A cell, as soon as it was measured.
+    pub(crate) fn measured(&mut self, measured: &Measured) -> io::Result<()> {
+        self.row(measured.row.clone())?;
+        if self.format == Format::Osu {
+            self.osu.row(&mut self.out, measured)?;
+            self.out.flush()?;
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, row: Row) -> io::Result<()> {
         self.rows += 1;
         self.wrong += row.wrong;
         if row.bytes > 0 {
@@ -143,6 +170,7 @@ impl<W: Write> Report<W> {
             }
             Format::Csv => writeln!(self.out, "{}", csv(&row)?)?,
             Format::Text => self.table_row(row)?,
+            Format::Osu => {}
         }
         self.out.flush()
     }
@@ -296,10 +324,10 @@ fn csv(row: &Row) -> io::Result<String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn row(bytes: u64, in_place: bool) -> Row {
+    pub(crate) fn row(bytes: u64, in_place: bool) -> Row {
         Row {
             backend: "shm".into(),
             op: "all_reduce".into(),

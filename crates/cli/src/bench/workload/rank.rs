@@ -6,8 +6,9 @@ use super::replay::{MOST_CALLS, replay};
 use super::report::{Row, Said};
 use super::selected;
 use crate::bench::args::{BenchArgs, Effort};
+use crate::bench::measured::rounded;
 use crate::bench::page::Team;
-use crate::bench::rank::{CALL_DEADLINE, meet, rounded, say, unsupported};
+use crate::bench::rank::{CALL_DEADLINE, meet, say, unsupported};
 use crate::bench::report::RankFacts;
 use rankwise::{Communicator, Config, Error, Result, World};
 

@@ -3,7 +3,7 @@
 use super::file::Unit;
 use super::plan::Plan;
 use crate::bench::args::Format;
-use crate::bench::rank::rounded;
+use crate::bench::measured::rounded;
 use crate::bench::report::{RankFacts, microseconds};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
