@@ -1,7 +1,7 @@
 //! `rankwise launch`: a program as several ranks on this host.
 
 use clap::{Args, ValueEnum};
-use rankwise_world::launch::{Exit, Launch as Job, Line, Output, Stream};
+use rankwise_world::launch::{Exit, Launch as Job, Line, MAX_RANKS, Output, Stream};
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
@@ -14,7 +14,8 @@ use std::time::Duration;
 #[command(after_help = "Example: rankwise launch -n 4 --timeout 60 -- ./hello --verbose")]
 pub(crate) struct Launch {
     /// Number of ranks
-    #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(short = 'n', long = "ranks", value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS as i64))]
     ranks: u32,
     /// End the job after this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]

@@ -37,11 +37,11 @@ pub(crate) fn refused_by_system(what: &str, ranks: usize, error: std::io::Error)
         Error::new(ErrorKind::Limit { which: which.into(), have, need }, format!("cannot {what}; {how}"))
     };
     let limited = match Errno::from_io_error(&error) {
-        // The ranks, the guardian and the hub's thread; what else the user runs counts too.
+        // The ranks, the guardian, and the launcher with its two threads; what else the user runs counts too.
         Some(Errno::AGAIN) => limited(
             "RLIMIT_NPROC",
             Resource::Nproc,
-            ranks as u64 + 2,
+            ranks as u64 + 4,
             "the user's processes and threads all count: raise the limit (ulimit -u, or pids.max of the control group) or \
              use fewer ranks",
         ),

@@ -44,7 +44,7 @@ impl World {
     ///
     /// The first call decides; later calls of the process return the same world or the same error. `Config` when the set
     /// is incomplete or wrong, or when another launcher started several processes; `Refused` when the launcher is of another
-    /// version. Blocks for at most ten seconds.
+    /// version, or gave this process another rank or size than the environment says. Blocks for at most ten seconds.
     pub fn from_env() -> Result<World> {
         static JOINED: OnceLock<Result<World>> = OnceLock::new();
         JOINED
