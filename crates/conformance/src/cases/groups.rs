@@ -256,7 +256,10 @@ fn split_without_colour(ctx: &mut Ctx<'_>) -> CaseResult {
         }
         None if !takes_part => {}
         other => {
-            return Err(Failure::wrong(format!("takes part: {takes_part}, got {:?}", other.map(|c| c.group().clone()))));
+            return Err(Failure::wrong(format!(
+                "takes part: {takes_part}, got {:?}",
+                other.map(|c| c.group().clone())
+            )));
         }
     }
     ctx.known_answer(&mut parent)
