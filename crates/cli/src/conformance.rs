@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use rankwise_conformance::{Format, Mode, Options, RankCommand, list, run, run_planned};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// Exit code when there is nothing to run, or it can't be run.
@@ -60,8 +61,8 @@ impl Conformance {
     /// Runs the suite; prints to standard output.
     pub(crate) fn run(self) -> ExitCode {
         if self.list {
-            print!("{}", list());
-            return ExitCode::SUCCESS;
+            let written = io::stdout().write_all(list().as_bytes()).and_then(|()| io::stdout().flush());
+            return written.map_or_else(|error| crate::output_failed(&error), |()| ExitCode::SUCCESS);
         }
         let defaults = Options::default();
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -84,16 +85,50 @@ impl Conformance {
             },
             case_seconds: None,
         };
+        let mut out = WatchedOutput::default();
         let result = RankCommand::current(&[RANK_SUBCOMMAND])
-            .and_then(|command| run(&rankwise::backends(), &options, &command, &mut std::io::stdout()));
+            .and_then(|command| run(&rankwise::backends(), &options, &command, &mut out));
+        if let Some(error) = &out.failed {
+            return crate::output_failed(error);
+        }
         match result {
             Ok(summary) if summary.failed == 0 => ExitCode::SUCCESS,
             Ok(_) => ExitCode::FAILURE,
             Err(error) => {
-                eprintln!("rankwise conformance: {}", error.message());
+                eprintln!("rankwise conformance: {error:?}");
                 ExitCode::from(UNUSABLE)
             }
         }
+    }
+}
+
+/// Standard output, and why it could not be written.
+#[derive(Default)]
+struct WatchedOutput {
+    failed: Option<io::Error>,
+}
+
+impl WatchedOutput {
+    fn watched<T>(&mut self, result: io::Result<T>) -> io::Result<T> {
+        result.map_err(|error| {
+            let kind = error.kind();
+            if kind != io::ErrorKind::Interrupted {
+                self.failed.get_or_insert(error);
+            }
+            kind.into()
+        })
+    }
+}
+
+impl Write for WatchedOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let result = io::stdout().write(bytes);
+        self.watched(result)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let result = io::stdout().flush();
+        self.watched(result)
     }
 }
 

@@ -4,13 +4,37 @@ use crate::ctx::Ctx;
 use rankwise_core::{Capabilities, DType, Determinism, OpKind, ReduceOp};
 use std::fmt;
 
-/// Why a case failed, for a human.
+/// Why a case failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure(pub String);
+pub struct Failure {
+    /// For a human.
+    pub text: String,
+    /// Whether a call did something wrong: a result, a touched buffer, `Ok` where an error belongs. Otherwise the case
+    /// ended with an error or a panic and says nothing about results.
+    pub is_wrong_result: bool,
+}
+
+impl Failure {
+    /// A call did something wrong.
+    pub fn wrong(text: String) -> Failure {
+        Failure { text, is_wrong_result: true }
+    }
+
+    /// The case could not go on.
+    pub fn error(text: String) -> Failure {
+        Failure { text, is_wrong_result: false }
+    }
+
+    /// The same with what it happened in before the text.
+    #[must_use]
+    pub fn within(self, what: &str) -> Failure {
+        Failure { text: format!("{what}: {}", self.text), ..self }
+    }
+}
 
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Failure {
-        Failure(format!("unexpected error: {error}"))
+        Failure::error(format!("unexpected error: {error}"))
     }
 }
 
@@ -22,7 +46,7 @@ macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {{
         let holds: bool = $condition;
         if !holds {
-            return Err($crate::case::Failure(format!($($text)+)));
+            return Err($crate::case::Failure::wrong(format!($($text)+)));
         }
     }};
 }

@@ -115,7 +115,8 @@ impl<'a> Ctx<'a> {
     pub fn communicator(&mut self) -> CaseResult<Communicator> {
         self.note(|| "split of the base communicator".into());
         let key = i64::try_from(self.rank()).unwrap_or(i64::MAX);
-        let mut comm = self.base.split(Some(0), key)?.ok_or_else(|| Failure("split gave nobody a part".into()))?;
+        let mut comm =
+            self.base.split(Some(0), key)?.ok_or_else(|| Failure::error("split gave nobody a part".into()))?;
         comm.set_timeout(CALL_TIMEOUT);
         Ok(comm)
     }
@@ -214,7 +215,7 @@ impl<'a> Ctx<'a> {
         } else {
             Operation { count: 5, pattern: Pattern::Exact, ..Operation::new(OpKind::AllGather, DType::I32) }
         };
-        verify(self, comm, &operation).map_err(|f| Failure(format!("known answer after an error: {}", f.0)))
+        verify(self, comm, &operation).map_err(|f| f.within("known answer after an error"))
     }
 
     /// After an error that poisons: later calls say so at once, and a fresh communicator works (H9).
@@ -238,11 +239,11 @@ pub fn join(world: &World, driver: &dyn Driver, config: Config) -> Result<Backen
 pub fn expect_error<T>(result: Result<T>, kind: &ErrorKind, peers: Option<&[usize]>) -> CaseResult<Error> {
     let wanted = kind.name();
     match result {
-        Ok(_) => Err(Failure(format!("Ok instead of {wanted}"))),
-        Err(error) if error.kind() != kind => Err(Failure(format!("not {wanted}: {error}"))),
+        Ok(_) => Err(Failure::wrong(format!("Ok instead of {wanted}"))),
+        Err(error) if error.kind() != kind => Err(Failure::error(format!("not {wanted}: {error}"))),
         Err(error) => match peers {
             Some(peers) if peers != error.peers() => {
-                Err(Failure(format!("names ranks {:?} instead of {peers:?}: {error}", error.peers())))
+                Err(Failure::wrong(format!("names ranks {:?} instead of {peers:?}: {error}", error.peers())))
             }
             _ => Ok(error),
         },

@@ -7,8 +7,9 @@
 //! - [`cases`] is the table of plain functions, one file a family; [`case`] says what a case is, [`ctx`] what it is given.
 //! - [`operation`] calls one described operation and checks everything visible of it; `oracle`, `number`, `values`,
 //!   `frame` and `sizes` give the expected result, the inputs, the canaries and the counts; `sample` the pairwise samples.
-//! - [`runner`] plans jobs and judges them, `job` launches one and kills it when it hangs, `rank` is what runs in it.
-//! - [`mutants`] are broken backends that must turn the suite red; `drills` kill and stop ranks; [`clean`] looks for
+//! - [`runner`] plans jobs and judges them, `job` launches one and kills it when it hangs, `rank` is what runs in it; `foreign_job`
+//!   runs the suite in a job of somebody else's.
+//! - [`mutants`] are broken backends that must turn the suite red in its `self_test`; `drills` kill and stop ranks; [`clean`] looks for
 //!   what is left behind; `expectations` holds what each backend has promised.
 //!
 //! A program that offers the suite for its own backend:
@@ -47,6 +48,7 @@ pub mod clean;
 pub mod ctx;
 mod drills;
 mod expectations;
+mod foreign_job;
 mod frame;
 mod job;
 pub mod mutants;
@@ -60,11 +62,13 @@ mod refusal;
 pub mod report;
 pub mod runner;
 mod sample;
+mod self_test;
 mod sizes;
 mod values;
 
+pub use foreign_job::rank_main;
 pub use job::RankCommand;
 pub use plan::Mode;
-pub use rank::{rank_main, run_planned};
+pub use rank::run_planned;
 pub use report::{Format, Summary};
 pub use runner::{Options, list, run};

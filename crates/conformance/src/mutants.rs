@@ -3,8 +3,12 @@
 #![allow(unsafe_code)]
 
 use rankwise_core::backend::{CommSpec, RawBackend, RawBuf, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
-use rankwise_core::{Capabilities, Config, DType, Group, MemorySpace, OpKind, Queue, ReduceOp, Result};
+use rankwise_core::{
+    Capabilities, Config, DType, Error, ErrorKind, Group, MemorySpace, OpKind, Queue, ReduceOp, Result,
+};
 use rankwise_world::{Driver, ProbeReport, World};
+use std::any::Any;
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,17 +25,33 @@ pub enum Mutation {
     SwappedParts,
     /// All-gather with counts shifts its result by one element when the counts differ.
     ShiftedRows,
+    /// The first byte of what an operation in flight gives is changed.
+    SpoiltWork,
+    /// A call that another rank made differently, and those after it, say that all went well.
+    SwallowedMismatch,
 }
 
 impl Mutation {
     /// Every mutation, with its name.
-    pub const ALL: [(Mutation, &'static str); 5] = [
+    pub const ALL: [(Mutation, &'static str); 7] = [
         (Mutation::RotatedSum, "rotated-sum"),
         (Mutation::DroppedTail, "dropped-tail"),
         (Mutation::LostNan, "lost-nan"),
         (Mutation::SwappedParts, "swapped-parts"),
         (Mutation::ShiftedRows, "shifted-rows"),
+        (Mutation::SpoiltWork, "spoilt-work"),
+        (Mutation::SwallowedMismatch, "swallowed-mismatch"),
     ];
+
+    /// Whether the case with this id is of a family that has to notice it; others would only wait for their deadlines.
+    pub fn concerns(self, case: &str) -> bool {
+        let families: &[&str] = match self {
+            Mutation::SpoiltWork => &["NB"],
+            Mutation::SwallowedMismatch => &["MM"],
+            _ => &["AR", "SV", "DT", "AG", "RS", "AA", "TK", "RT", "TN", "TB"],
+        };
+        families.contains(&case.split('-').next().unwrap_or(""))
+    }
 }
 
 /// The driver with the mutation of this name put around it; `None` when there is no such mutation.
@@ -116,7 +136,10 @@ unsafe impl RawCommunicator for MutantCommunicator {
         let before: Vec<(Vec<u8>, Vec<u8>)> =
             calls.iter().map(|call| unsafe { (bytes(call.src).to_vec(), bytes(call.dst).to_vec()) }).collect();
         // SAFETY: handed on as it came.
-        unsafe { self.inner.run(calls, deadline)? };
+        match unsafe { self.inner.run(calls, deadline) } {
+            Err(error) if self.mutation == Mutation::SwallowedMismatch && is_mismatch(&error) => return Ok(()),
+            result => result?,
+        }
         for (call, (src, dst)) in calls.iter().zip(&before) {
             self.corrupt(call, src, dst, deadline)?;
         }
@@ -125,7 +148,12 @@ unsafe impl RawCommunicator for MutantCommunicator {
 
     unsafe fn start(&self, calls: &[RawCall<'_>], queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>> {
         // SAFETY: handed on as it came.
-        unsafe { self.inner.start(calls, queue, deadline) }
+        let inner = unsafe { self.inner.start(calls, queue, deadline)? };
+        if self.mutation != Mutation::SpoiltWork {
+            return Ok(inner);
+        }
+        let first_bytes = calls.iter().filter(|call| call.dst.bytes > 0).map(|call| FirstByte(call.dst.ptr)).collect();
+        Ok(Box::new(SpoiltWork { inner, first_bytes }))
     }
 
     fn reject(&self, refusal: &Refusal<'_>) {
@@ -146,6 +174,64 @@ unsafe impl RawCommunicator for MutantCommunicator {
 
     fn finalize(&self, deadline: Duration) -> Result<()> {
         self.inner.finalize(deadline)
+    }
+}
+
+/// A mismatch, or what calls after one say.
+fn is_mismatch(error: &Error) -> bool {
+    let first = error.source().and_then(|source| source.downcast_ref::<Error>()).unwrap_or(error);
+    first.kind() == &ErrorKind::Mismatch || error.kind() == &ErrorKind::Mismatch
+}
+
+/// The first byte of a destination.
+struct FirstByte(*mut u8);
+
+// SAFETY: used through the work only, whose calls' memory may be written from whichever thread holds the work.
+unsafe impl Send for FirstByte {}
+
+struct SpoiltWork {
+    inner: Box<dyn RawWork>,
+    /// Those still to be changed.
+    first_bytes: Vec<FirstByte>,
+}
+
+impl SpoiltWork {
+    /// Only right after the inner work has said that it has finished.
+    fn spoil(&mut self) {
+        for byte in self.first_bytes.drain(..) {
+            // SAFETY: the destination lives until the layer above hears that the work is idle, which is after this; the engine
+            // has finished with it.
+            unsafe { *byte.0 ^= 1 };
+        }
+    }
+}
+
+// SAFETY: the memory is touched by the inner work as it promises, and by `spoil` before the work says that it is idle.
+unsafe impl RawWork for SpoiltWork {
+    fn test(&mut self) -> Result<bool> {
+        let finished = self.inner.test()?;
+        if finished {
+            self.spoil();
+        }
+        Ok(finished)
+    }
+
+    fn wait(&mut self, deadline: Duration) -> Result<()> {
+        self.inner.wait(deadline)?;
+        self.spoil();
+        Ok(())
+    }
+
+    fn order(&mut self, queue: Queue) -> Result<()> {
+        self.inner.order(queue)
+    }
+
+    fn cancel(&mut self) -> bool {
+        self.inner.cancel()
+    }
+
+    fn detach(self: Box<Self>, owned: Box<dyn Any + Send>) {
+        self.inner.detach(owned);
     }
 }
 

@@ -284,7 +284,7 @@ impl Buffers {
     pub fn check_surroundings(&self, o: &Operation, input: &[u8]) -> CaseResult {
         for (name, frame) in [("source", &self.src), ("destination", &self.dst)] {
             if let Some(what) = frame.broken_canary() {
-                return Err(Failure(format!("{name}: {what}")));
+                return Err(Failure::wrong(format!("{name}: {what}")));
             }
         }
         let written = o.kind == OpKind::ReduceScatter && o.in_place;
@@ -330,7 +330,7 @@ pub fn verify_with(
     called
         .map_err(Failure::from)
         .and_then(|buffers| check_result(ctx, comm, o, inputs, &buffers))
-        .map_err(|failure| Failure(format!("{}: {}", o.describe(comm), failure.0)))
+        .map_err(|failure| failure.within(&o.describe(comm)))
 }
 
 /// The result of a call that returned `Ok`, against the oracle.
@@ -377,7 +377,7 @@ fn compare(o: &Operation, got: &[u8], want: &[u8], fixed: bool) -> CaseResult {
     let wrong: Vec<usize> =
         (0..got.len() / size).filter(|i| !same(&got[i * size..][..size], &want[i * size..][..size])).collect();
     let Some(first) = wrong.first() else { return Ok(()) };
-    Err(Failure(format!(
+    Err(Failure::wrong(format!(
         "{} of {} elements are wrong, the first at {first}: {} instead of {}",
         wrong.len(),
         got.len() / size,

@@ -82,7 +82,9 @@ pub(crate) struct Plan {
 pub(crate) enum Ending {
     /// Everything as it must be.
     Pass,
-    /// Not as it must be, and how.
+    /// A call did something wrong, and what.
+    Wrong(String),
+    /// The case ended with an error or a panic, and which.
     Fail(String),
     /// The capability table does not offer it, and the backend refused it properly.
     Unsupported(String),

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub(crate) const STUCK_MARGIN: Duration = Duration::from_secs(2);
 
 /// Deadline of the communicator that fresh ones are made from.
-const BASE_TIMEOUT: Duration = Duration::from_secs(90);
+pub(crate) const BASE_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// The plan of this process, when the suite started it.
 pub(crate) fn plan_from_env() -> Option<Plan> {
@@ -59,41 +59,6 @@ pub fn run_planned(drivers: &[&dyn Driver]) -> Option<ExitCode> {
     })
 }
 
-/// Runs the suite on one backend from inside a job that something else has started, on every rank of it: the entry for
-/// backends outside this workspace that come with a launcher of their own. Rank-local results go to stdout as lines
-/// `PASS`, `FAIL` or `UNSUPPORTED`; success when all cases passed on this rank.
-///
-/// When the suite's runner has started the process, it does what the runner's plan says instead.
-pub fn rank_main(driver: &dyn Driver) -> ExitCode {
-    if let Some(code) = run_planned(&[driver]) {
-        return code;
-    }
-    let world = match World::from_env() {
-        Ok(world) => world,
-        Err(error) => {
-            eprintln!("{error}");
-            return ExitCode::from(2);
-        }
-    };
-    let place = Place { seed: 1, full: false, world: (0, 1), mode: (0, 1) };
-    let selected: Vec<Case> =
-        cases::all().into_iter().filter(|case| case.inapplicable(world.size(), false).is_none()).collect();
-    let mut fine = true;
-    let finished = run_in_order(&world, driver, &place, &selected, &mut |case, ending, _| {
-        fine &= !matches!(ending, Ending::Fail(_));
-        let rank = world.rank();
-        match ending {
-            Ending::Pass => println!("PASS {} on rank {rank}", case.id),
-            Ending::Fail(why) => println!("FAIL {} on rank {rank}: {why}", case.id),
-            Ending::Unsupported(why) => println!("UNSUPPORTED {} on rank {rank}: {why}", case.id),
-        }
-    });
-    if let Err(failure) = &finished {
-        println!("BROKEN on rank {}: {}", world.rank(), failure.0);
-    }
-    if fine && finished.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
 fn run_cases(world: &World, driver: &dyn Driver, plan: &Plan, ids: &[String]) -> bool {
     let position = |list: &[usize], value| list.iter().position(|x| *x == value).unwrap_or(0);
     let place = Place {
@@ -116,13 +81,13 @@ fn run_cases(world: &World, driver: &dyn Driver, plan: &Plan, ids: &[String]) ->
     });
     match finished {
         Ok(()) => Record::Done { rank }.emit(),
-        Err(failure) => Record::Broken { rank, why: failure.0 }.emit(),
+        Err(failure) => Record::Broken { rank, why: failure.text }.emit(),
     }
     true
 }
 
 /// Runs the cases, each on a fresh communicator of one joined backend.
-fn run_in_order(
+pub(crate) fn run_in_order(
     world: &World,
     driver: &dyn Driver,
     place: &Place,
@@ -130,7 +95,7 @@ fn run_in_order(
     report: &mut dyn FnMut(&Case, Ending, u64),
 ) -> CaseResult {
     let joined = join(world, driver, Config::new()).and_then(|backend| Ok((backend.world()?, backend)));
-    let (mut base, backend): (Communicator, Backend) = joined.map_err(|e| Failure(format!("joining: {e}")))?;
+    let (mut base, backend): (Communicator, Backend) = joined.map_err(|e| Failure::error(format!("joining: {e}")))?;
     // Longer than any case: a rank waits here for those that need their deadlines inside a case.
     base.set_timeout(BASE_TIMEOUT);
     let watchdog = Watchdog::start(world.rank());
@@ -142,7 +107,8 @@ fn run_in_order(
         let ending = run_one(&mut ctx, case);
         report(case, ending, start.elapsed().as_millis() as u64);
         // The base is not part of any case: when it fails, the case before has damaged more than its own.
-        base_is_usable(&mut base).map_err(|e| Failure(format!("the base communicator after {}: {e}", case.id)))?;
+        base_is_usable(&mut base)
+            .map_err(|e| Failure::error(format!("the base communicator after {}: {e}", case.id)))?;
     }
     Ok(())
 }
@@ -165,7 +131,8 @@ fn run_one(ctx: &mut Ctx<'_>, case: &Case) -> Ending {
             let names: Vec<String> = missing.iter().map(|need| need.to_string()).collect();
             Ending::Unsupported(format!("not in the capability table: {}", names.join(", ")))
         }
-        Ok(Err(failure)) => Ending::Fail(failure.0),
+        Ok(Err(failure)) if failure.is_wrong_result => Ending::Wrong(failure.text),
+        Ok(Err(failure)) => Ending::Fail(failure.text),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_string()));

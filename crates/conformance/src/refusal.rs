@@ -16,7 +16,7 @@ pub(crate) fn check(ctx: &mut Ctx<'_>, need: Need) -> CaseResult {
     match result {
         Err(error) if error.kind().name().starts_with("Unsupported") => {}
         Ok(()) if may_work => {}
-        result => return Err(Failure(format!("{need} is not offered, but a call gave {result:?}"))),
+        result => return Err(Failure::wrong(format!("{need} is not offered, but a call gave {result:?}"))),
     }
     ctx.known_answer(&mut comm)
 }

@@ -1,6 +1,7 @@
 //! Results and how they are printed.
 
 use crate::plan::Mode;
+use rankwise_core::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -36,6 +37,8 @@ pub struct CaseReport {
     pub result: Verdict,
     /// Why, when it did not pass.
     pub detail: String,
+    /// Whether a call did something wrong on some rank, rather than end with an error, a panic or a hang.
+    pub wrong_result: bool,
     /// The slowest rank's time.
     pub millis: u64,
 }
@@ -68,13 +71,14 @@ pub struct Reporter<'a> {
     summary: Summary,
     /// By case and reason: the places.
     places: BTreeMap<(String, String), Vec<String>>,
-    unwritable: bool,
+    /// Why the report can't be written, once it can't.
+    unwritable: Option<io::Error>,
 }
 
 impl<'a> Reporter<'a> {
     /// A reporter that writes to `out`.
     pub fn new(out: &'a mut dyn Write, format: Format) -> Reporter<'a> {
-        Reporter { out, format, summary: Summary::default(), places: BTreeMap::new(), unwritable: false }
+        Reporter { out, format, summary: Summary::default(), places: BTreeMap::new(), unwritable: None }
     }
 
     /// A line for people only.
@@ -118,7 +122,7 @@ impl<'a> Reporter<'a> {
     }
 
     /// Prints why cases were skipped, and the last line.
-    pub fn finish(mut self) -> io::Result<Summary> {
+    pub fn finish(mut self) -> Result<Summary> {
         let mut cases: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
         for ((case, why), places) in std::mem::take(&mut self.places) {
             cases.entry((why, places.join(" "))).or_default().push(case);
@@ -128,15 +132,21 @@ impl<'a> Reporter<'a> {
         }
         let Summary { passed, failed, skipped } = self.summary;
         self.line(&format!("{passed} passed, {failed} failed, {skipped} skipped"));
-        self.out.flush()?;
-        if self.unwritable {
-            return Err(io::Error::new(io::ErrorKind::BrokenPipe, "the report could not be written"));
-        }
+        self.check()?;
         Ok(self.summary)
     }
 
+    /// Fails once a line could not be written: nothing that runs after that would be seen.
+    pub fn check(&mut self) -> Result<()> {
+        self.unwritable.take().map_or(Ok(()), |error| {
+            Err(Error::config("the report can't be written; see where the output goes").with_source(error))
+        })
+    }
+
     fn line(&mut self, text: &str) {
-        self.unwritable |= writeln!(self.out, "{text}").and_then(|()| self.out.flush()).is_err();
+        if self.unwritable.is_none() {
+            self.unwritable = writeln!(self.out, "{text}").and_then(|()| self.out.flush()).err();
+        }
     }
 }
 
@@ -153,6 +163,7 @@ mod tests {
             ranks: 2,
             result,
             detail: "because".into(),
+            wrong_result: false,
             millis: 1,
         }
     }
@@ -170,6 +181,18 @@ mod tests {
         assert!(text.ends_with("1 passed, 1 failed, 2 skipped\n"), "{text}");
         assert!(text.contains("skipped: because on shm (ranks 2t 2t): AR-1"), "{text}");
         assert!(text.contains("FAIL AR-1 shm threads 2 ranks: sums: because"), "{text}");
+    }
+
+    #[test]
+    fn a_report_that_cannot_be_written_says_why() {
+        let mut room = [0_u8; 4];
+        let mut out = &mut room[..];
+        let mut reporter = Reporter::new(&mut out, Format::Text);
+        reporter.check().unwrap();
+        reporter.add(&report(Verdict::Fail));
+        let error = reporter.check().unwrap_err();
+        let source = std::error::Error::source(&error).unwrap();
+        assert_eq!(source.downcast_ref::<io::Error>().unwrap().kind(), io::ErrorKind::WriteZero);
     }
 
     #[test]

@@ -5,9 +5,9 @@ use crate::cases;
 use crate::drills;
 use crate::expectations;
 use crate::job::{self, JobReport, RankCommand};
-use crate::mutants::Mutation;
 use crate::plan::{Ending, Mode, Plan, Role};
 use crate::report::{CaseReport, Format, Reporter, Summary, Verdict};
+use crate::self_test;
 use rankwise_core::{Error, ErrorKind, Result};
 use rankwise_world::{Driver, World};
 use std::collections::BTreeMap;
@@ -18,9 +18,6 @@ use std::time::{Duration, Instant};
 pub const DEFAULT_RANKS: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 13];
 /// The most ranks a run takes.
 pub const MOST_RANKS: usize = 256;
-
-/// The families of cases that compare data.
-const DATA_FAMILIES: [&str; 10] = ["AR", "SV", "DT", "AG", "RS", "AA", "TK", "RT", "TN", "TB"];
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -81,13 +78,13 @@ pub fn run(drivers: &[&dyn Driver], options: &Options, command: &RankCommand, ou
         if options.drills {
             drills::run(name, options, command, &mut reporter)?;
         } else if options.self_test {
-            self_test(name, options, command, &mut reporter)?;
+            self_test::run(name, options, command, &mut reporter)?;
         } else {
             suite(name, options, command, &mut reporter)?;
         }
     }
     reporter.say(&format!("{:.1} s", start.elapsed().as_secs_f64()));
-    reporter.finish().map_err(|error| Error::config("cannot write the report").with_source(error))
+    reporter.finish()
 }
 
 fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Options> {
@@ -105,7 +102,12 @@ fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Options> {
     let mut options = options.clone();
     options.ranks.sort_unstable();
     options.ranks.dedup();
-    options.backends.dedup();
+    let named = std::mem::take(&mut options.backends);
+    for name in named {
+        if !options.backends.contains(&name) {
+            options.backends.push(name);
+        }
+    }
     if options.ranks.is_empty() || options.ranks.iter().any(|ranks| !(1..=MOST_RANKS).contains(ranks)) {
         return Err(Error::invalid(format!("the numbers of ranks are 1 to {MOST_RANKS}, for example 1,2,3")));
     }
@@ -140,7 +142,8 @@ pub fn list() -> String {
     text
 }
 
-fn selected(options: &Options) -> Vec<Case> {
+/// The cases that the options select.
+pub(crate) fn selected(options: &Options) -> Vec<Case> {
     options.pattern.as_deref().map_or_else(cases::all, cases::matching)
 }
 
@@ -151,6 +154,7 @@ fn suite(backend: &str, options: &Options, command: &RankCommand, reporter: &mut
             let start = Instant::now();
             let reports = run_world(backend, None, mode, ranks, &cases, options, command)?;
             reports.iter().for_each(|report| reporter.add(report));
+            reporter.check()?;
             let count = |verdict| reports.iter().filter(|report| report.result == verdict).count();
             reporter.say(&format!(
                 "{backend} {} {ranks} ranks: {} passed, {} failed, {} skipped in {:.1} s",
@@ -165,46 +169,8 @@ fn suite(backend: &str, options: &Options, command: &RankCommand, reporter: &mut
     Ok(())
 }
 
-/// Every mutant must turn a case red.
-fn self_test(backend: &str, options: &Options, command: &RankCommand, reporter: &mut Reporter<'_>) -> Result<()> {
-    let worlds: Vec<usize> = options.ranks.iter().copied().filter(|ranks| *ranks > 1).take(2).collect();
-    if worlds.is_empty() {
-        return Err(Error::invalid("the self-test needs a world of two ranks or more: groups of one use no engine"));
-    }
-    // Wrong data is for the data cases to notice; the others would only wait for their deadlines.
-    let mut cases = selected(options);
-    if options.pattern.is_none() {
-        cases.retain(|case| DATA_FAMILIES.contains(&case.id.split('-').next().unwrap_or("")));
-    }
-    let mode = options.modes[0];
-    for (_, name) in Mutation::ALL {
-        let mut red = Vec::new();
-        let mut reports = 0;
-        for &ranks in &worlds {
-            let world = run_world(backend, Some(name), mode, ranks, &cases, options, command)?;
-            reports += world.len();
-            red.extend(world.into_iter().filter(|r| r.result == Verdict::Fail).map(|r| r.case));
-        }
-        red.sort();
-        red.dedup();
-        let caught = !red.is_empty();
-        reporter.say(&format!("{backend}+{name}: {}", if caught { red.join(" ") } else { "stayed green".into() }));
-        reporter.add(&CaseReport {
-            case: format!("mutant {name}"),
-            title: "the suite notices a broken backend".into(),
-            backend: backend.into(),
-            mode: Some(mode),
-            ranks: worlds.iter().copied().max().unwrap_or(2),
-            result: if caught { Verdict::Pass } else { Verdict::Fail },
-            detail: if caught { red.join(" ") } else { format!("all {reports} cases stayed green") },
-            millis: 0,
-        });
-    }
-    Ok(())
-}
-
 /// All cases in one world: one job, and another for the rest after a case that took the job with it.
-fn run_world(
+pub(crate) fn run_world(
     backend: &str,
     mutant: Option<&str>,
     mode: Mode,
@@ -222,6 +188,7 @@ fn run_world(
         ranks,
         result,
         detail,
+        wrong_result: false,
         millis,
     };
     let mut reports = Vec::new();
@@ -257,7 +224,8 @@ fn run_world(
                 let own = if detail.is_empty() { "passed itself".into() } else { detail };
                 detail = format!("{own}; took the job with it: {}", why_it_ended(&job));
             }
-            reports.push(report(case, result, detail, millis));
+            let wrong_result = has_wrong_result(job.endings.get(case.id));
+            reports.push(CaseReport { wrong_result, ..report(case, result, detail, millis) });
         }
         pending.drain(..complete);
         let between = complete > 0 && job.inside.is_empty();
@@ -270,7 +238,8 @@ fn run_world(
             }
             let mut detail = failures(job.endings.get(case.id));
             detail.extend([why]);
-            reports.push(report(&case, Verdict::Fail, detail.join("; "), 0));
+            let wrong_result = has_wrong_result(job.endings.get(case.id));
+            reports.push(CaseReport { wrong_result, ..report(&case, Verdict::Fail, detail.join("; "), 0) });
             pending.remove(0);
         }
     }
@@ -284,6 +253,10 @@ fn limit(options: &Options) -> impl Fn(&str) -> Duration + Send + use<> {
         let seconds = given.or_else(|| cases::find(id).map(|case| case.seconds)).unwrap_or(60);
         Duration::from_secs(if full { seconds * 20 } else { seconds })
     }
+}
+
+fn has_wrong_result(endings: Option<&BTreeMap<usize, (Ending, u64)>>) -> bool {
+    endings.into_iter().flatten().any(|(_, (ending, _))| matches!(ending, Ending::Wrong(_)))
 }
 
 fn is_complete(job: &JobReport, case: &str, ranks: usize) -> bool {
@@ -320,7 +293,7 @@ const SHOWN_RANKS: usize = 4;
 fn failures(endings: Option<&BTreeMap<usize, (Ending, u64)>>) -> Vec<String> {
     let mut texts: Vec<(String, Vec<String>)> = Vec::new();
     for (rank, (ending, _)) in endings.into_iter().flatten() {
-        if let Ending::Fail(why) = ending {
+        if let Ending::Wrong(why) | Ending::Fail(why) = ending {
             match texts.iter_mut().find(|(text, _)| text == why) {
                 Some((_, ranks)) => ranks.push(rank.to_string()),
                 None => texts.push((why.clone(), vec![rank.to_string()])),

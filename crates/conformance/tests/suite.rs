@@ -9,7 +9,8 @@ use rankwise_core::ErrorKind;
 use rankwise_world::Driver;
 use reference::{Fault, Reference};
 
-const DRIVERS: [&dyn Driver; 3] = [&Reference(Fault::Nothing), &Reference(Fault::Hang), &Reference(Fault::Panic)];
+const DRIVERS: [&dyn Driver; 4] =
+    [&Reference(Fault::Nothing), &Reference(Fault::Hang), &Reference(Fault::Panic), &Reference(Fault::Mutants)];
 
 /// Not a test: the suite starts this program again, with this function selected, for the ranks of its jobs.
 #[test]
@@ -50,7 +51,38 @@ fn the_reference_backend_passes() {
 fn every_mutant_is_caught() {
     let options = Options { self_test: true, ..options(&[3]) };
     let (summary, text) = run_suite(&options);
-    assert_eq!((summary.passed, summary.failed), (5, 0), "{text}");
+    // The backend as it is and its mutants, but for the one of nonblocking calls, which this backend has not.
+    assert_eq!((summary.passed, summary.failed, summary.skipped), (7, 0, 1), "{text}");
+    assert!(text.contains("could notice it") && text.contains("mutant spoilt-work"), "{text}");
+    assert!(text.contains("reference+swallowed-mismatch: MM-"), "{text}");
+}
+
+#[test]
+fn the_self_test_fails_on_a_backend_that_works_nowhere() {
+    let pattern = Some("AR-1".into());
+    let options = Options { self_test: true, modes: vec![Mode::Processes], pattern, ..options(&[2]) };
+    let (summary, text) = run_suite(&options);
+    assert_eq!((summary.passed, summary.failed), (0, 2), "{text}");
+    assert!(text.contains("joins threads only") && text.contains("skipped: the mutants"), "{text}");
+}
+
+#[test]
+fn a_mutant_in_which_no_result_is_wrong_is_not_caught() {
+    let pattern = Some("AG-53".into());
+    let options = Options { self_test: true, backends: vec!["unmutable".into()], pattern, ..options(&[2]) };
+    let (summary, text) = run_suite(&options);
+    assert_eq!((summary.passed, summary.failed), (1, 7), "{text}");
+    assert!(text.contains("no case found anything wrong") && text.contains("mutants are not joined"), "{text}");
+}
+
+#[test]
+fn a_backend_named_twice_runs_once() {
+    let mut options = options(&[2]);
+    options.pattern = Some("AG-53".into());
+    options.backends = ["reference", "panicking", "reference"].map(String::from).to_vec();
+    let (summary, text) = run_suite(&options);
+    assert_eq!(text.lines().filter(|line| line.starts_with("reference threads")).count(), 1, "{text}");
+    assert_eq!(summary.passed + summary.failed, 2, "{text}");
 }
 
 #[test]

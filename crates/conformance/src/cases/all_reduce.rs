@@ -189,7 +189,7 @@ fn three_tensors(ctx: &mut Ctx<'_>, comm: &mut Communicator, lengths: [usize; 3]
         ensure!(got == want, "tensor {i} of {lengths:?} differs from the call alone");
         for frame in [&frames[i], &apart] {
             if let Some(what) = frame.broken_canary() {
-                return Err(Failure(format!("tensor {i} of {lengths:?}: {what}")));
+                return Err(Failure::wrong(format!("tensor {i} of {lengths:?}: {what}")));
             }
         }
     }

@@ -67,7 +67,7 @@ fn rejected(ctx: &mut Ctx<'_>, odd: usize) -> CaseResult {
         ctx.pause();
         let me = comm.rank();
         let result = call(&mut comm, &operation, me == odd)?;
-        let wrong = |f: Failure| Failure(format!("{kind}, refused on rank {odd}: {}", f.0));
+        let wrong = |f: Failure| f.within(&format!("{kind}, refused on rank {odd}"));
         if comm.rank() == odd {
             expect_error(result, &ErrorKind::InvalidArgument, None).map_err(wrong)?;
         } else if !kind.has_root() {
@@ -135,7 +135,7 @@ fn overflow(ctx: &mut Ctx<'_>) -> CaseResult {
     let refused = |result: Result<(), Error>| -> CaseResult {
         let kind = result.as_ref().err().map(|error| error.kind().clone());
         let fine = matches!(kind, Some(ErrorKind::InvalidArgument | ErrorKind::CountTooLarge));
-        if fine { Ok(()) } else { Err(Failure(format!("gave {result:?}"))) }
+        if fine { Ok(()) } else { Err(Failure::wrong(format!("gave {result:?}"))) }
     };
     for huge in [usize::MAX, usize::MAX / 2 + 1, 1 << 62] {
         let counts = vec![huge; members];
@@ -154,7 +154,7 @@ fn context(ctx: &mut Ctx<'_>) -> CaseResult {
     let result = comm.all_reduce(&[1.0_f32; 3], &mut vec![0.0; if me == 1 { 4 } else { 3 }], ReduceOp::Sum);
     let error = match result {
         Err(error) => error,
-        Ok(()) => return Err(Failure("Ok although rank 1 refused".into())),
+        Ok(()) => return Err(Failure::wrong("Ok although rank 1 refused".into())),
     };
     ensure!(error.operation() == Some(OpKind::AllReduce), "operation: {:?}", error.operation());
     ensure!(error.group() == Some(comm.group()), "group: {:?}", error.group());

@@ -201,7 +201,7 @@ fn self_groups(ctx: &mut Ctx<'_>) -> CaseResult {
     in_order(ctx, &mut comm)?;
     comm.barrier()?;
     ctx.known_answer(&mut comm)?;
-    let mut alone = ctx.communicator()?.split(Some(ctx.rank() as u64), 0)?.ok_or(Failure("no part".into()))?;
+    let mut alone = ctx.communicator()?.split(Some(ctx.rank() as u64), 0)?.ok_or(Failure::error("no part".into()))?;
     ensure!(alone.size() == 1 && alone.global_rank() == ctx.rank(), "a colour of my own gave {}", alone.group());
     ctx.known_answer(&mut alone)
 }
@@ -211,7 +211,7 @@ fn created_and_dropped(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut churn = |ctx: &mut Ctx<'_>, rounds: usize| -> CaseResult {
         for round in 0..rounds {
             ctx.note(|| format!("split {round}"));
-            let mut comm = parent.split(Some(1), 0)?.ok_or(Failure("no part".into()))?;
+            let mut comm = parent.split(Some(1), 0)?.ok_or(Failure::error("no part".into()))?;
             if round % 8 == 0 {
                 ctx.known_answer(&mut comm)?;
             }
@@ -237,11 +237,11 @@ fn created_and_dropped(ctx: &mut Ctx<'_>) -> CaseResult {
 
 fn split_reversed(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut parent = ctx.communicator()?;
-    let mut comm = parent.split(Some(7), -(ctx.rank() as i64))?.ok_or(Failure("no part".into()))?;
+    let mut comm = parent.split(Some(7), -(ctx.rank() as i64))?.ok_or(Failure::error("no part".into()))?;
     ensure!(comm.rank() == ctx.size() - 1 - ctx.rank(), "position {} of {}", comm.rank(), comm.group());
     in_order(ctx, &mut comm)?;
     // Equal keys keep the old order.
-    let mut comm = comm.split(Some(u64::MAX), 5)?.ok_or(Failure("no part".into()))?;
+    let mut comm = comm.split(Some(u64::MAX), 5)?.ok_or(Failure::error("no part".into()))?;
     ensure!(comm.rank() == ctx.size() - 1 - ctx.rank(), "equal keys changed the order: {}", comm.group());
     ctx.known_answer(&mut comm)
 }
@@ -255,7 +255,12 @@ fn split_without_colour(ctx: &mut Ctx<'_>) -> CaseResult {
             ctx.known_answer(&mut comm)?;
         }
         None if !takes_part => {}
-        other => return Err(Failure(format!("takes part: {takes_part}, got {:?}", other.map(|c| c.group().clone())))),
+        other => {
+            return Err(Failure::wrong(format!(
+                "takes part: {takes_part}, got {:?}",
+                other.map(|c| c.group().clone())
+            )));
+        }
     }
     ctx.known_answer(&mut parent)
 }
@@ -285,11 +290,11 @@ fn never_meet(ctx: &mut Ctx<'_>) -> CaseResult {
 fn split_twice(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut parent = ctx.communicator()?;
     let parity = (ctx.rank() % 2) as u64;
-    let mut half = parent.split(Some(parity), 0)?.ok_or(Failure("no part".into()))?;
+    let mut half = parent.split(Some(parity), 0)?.ok_or(Failure::error("no part".into()))?;
     ensure!(half.group().ranks().all(|rank| rank as u64 % 2 == parity), "{} mixes parities", half.group());
     in_order(ctx, &mut half)?;
     let mut quarter =
-        half.split(Some((half.rank() % 2) as u64), -(half.rank() as i64))?.ok_or(Failure("no part".into()))?;
+        half.split(Some((half.rank() % 2) as u64), -(half.rank() as i64))?.ok_or(Failure::error("no part".into()))?;
     in_order(ctx, &mut quarter)?;
     ctx.known_answer(&mut quarter)?;
     ctx.known_answer(&mut half)?;
@@ -312,7 +317,7 @@ fn two_threads(ctx: &mut Ctx<'_>) -> CaseResult {
     std::thread::scope(|scope| {
         let other = scope.spawn(|| work(&mut second, 60));
         let mine = work(&mut first, 60);
-        mine.and(other.join().unwrap_or_else(|_| Err(Failure("the second thread panicked".into()))))
+        mine.and(other.join().unwrap_or_else(|_| Err(Failure::error("the second thread panicked".into()))))
     })
 }
 
@@ -331,7 +336,7 @@ fn busy(ctx: &mut Ctx<'_>) -> CaseResult {
         let second = backend.barrier(&group);
         // The others come in any case, or the first thread would wait for its deadline.
         ctx.meet(&[])?;
-        let first = blocked.join().map_err(|_| Failure("the blocked thread panicked".into()))?;
+        let first = blocked.join().map_err(|_| Failure::error("the blocked thread panicked".into()))?;
         expect_error(second, &ErrorKind::Busy, None)?;
         Ok(first?)
     })

@@ -176,7 +176,7 @@ fn differs(ctx: &mut Ctx<'_>, call: impl Fn(&mut Communicator, bool, Pair<'_>) -
     let choices = if ctx.size() > 2 { vec![last, 0] } else { vec![last] };
     for odd in choices {
         let mut comm = ctx.communicator()?;
-        one_odd(ctx, &mut comm, odd, &call).map_err(|f| Failure(format!("odd rank {odd}: {}", f.0)))?;
+        one_odd(ctx, &mut comm, odd, &call).map_err(|f| f.within(&format!("odd rank {odd}")))?;
     }
     Ok(())
 }
@@ -214,7 +214,7 @@ fn one_odd(
 pub(crate) fn root_cause(error: &Error) -> CaseResult<Error> {
     let source = std::error::Error::source(error);
     let cause = source.and_then(|source| source.downcast_ref::<Error>()).cloned();
-    cause.ok_or_else(|| Failure(format!("no first cause behind: {error}")))
+    cause.ok_or_else(|| Failure::error(format!("no first cause behind: {error}")))
 }
 
 /// Equal shapes, but the calls of one rank come in the other order: found by the kind.

@@ -189,6 +189,7 @@ fn other_thread(ctx: &mut Ctx<'_>) -> CaseResult {
     let second = start_sum(&mut comm, 4)?;
     let elsewhere = std::thread::spawn(move || first.wait().map_err(|error| error.to_string()));
     check_sum(&comm, 4, &second.wait()?)?;
-    let got = elsewhere.join().map_err(|_| Failure("the waiting thread panicked".into()))?.map_err(Failure)?;
+    let got =
+        elsewhere.join().map_err(|_| Failure::error("the waiting thread panicked".into()))?.map_err(Failure::error)?;
     check_sum(&comm, 3, &got)
 }

@@ -2,7 +2,7 @@
 
 use super::all_gather::{moved, uneven_counts};
 use super::all_reduce::offered;
-use crate::case::{Case, CaseResult, Failure, Need, ensure};
+use crate::case::{Case, CaseResult, Need, ensure};
 use crate::ctx::{Ctx, expect_error};
 use crate::operation::{Operation, verify};
 use crate::plan::monotonic_nanos;
@@ -131,7 +131,7 @@ fn barrier(ctx: &mut Ctx<'_>) -> CaseResult {
         comm.barrier()?;
         let left = monotonic_nanos();
         if round % 10 == 0 {
-            check_times(&mut comm, entered, left).map_err(|f| Failure(format!("round {round}: {}", f.0)))?;
+            check_times(&mut comm, entered, left).map_err(|f| f.within(&format!("round {round}")))?;
         }
     }
     Ok(())

@@ -132,5 +132,5 @@ fn same_table(ctx: &mut Ctx<'_>) -> CaseResult {
     let distinct = ctx.capabilities().thresholds().len();
     let met = ctx.meet(&[distinct.min(255) as u8])?;
     let agree = met.iter().all(|other| usize::from(other[0]) == distinct.min(255));
-    if agree { Ok(()) } else { Err(Failure("ranks hold different thresholds".into())) }
+    if agree { Ok(()) } else { Err(Failure::wrong("ranks hold different thresholds".into())) }
 }

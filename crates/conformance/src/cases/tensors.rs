@@ -1,6 +1,6 @@
 //! The seven tensor operations by group, and those beside them.
 
-use crate::case::{Case, CaseResult, Failure, Need, ensure};
+use crate::case::{Case, CaseResult, Need, ensure};
 use crate::ctx::{Ctx, expect_error};
 use rankwise_core::{CommBackend, DType, Error, ErrorKind, Group, OpKind, ReduceOp, Tensor, TensorMut, TensorRef};
 
@@ -150,7 +150,7 @@ fn every_dimension(ctx: &mut Ctx<'_>) -> CaseResult {
             ctx.note(|| format!("all_gather of {shape:?} along {dim}"));
             let got = backend.all_gather(mine.as_ref(), &group, dim)?;
             let (want_shape, want) = concatenated(ctx.size(), shape, dim.rem_euclid(dims) as usize)?;
-            expect_tensor(&got, &want_shape, &want).map_err(|f| Failure(format!("along {dim}: {}", f.0)))?;
+            expect_tensor(&got, &want_shape, &want).map_err(|f| f.within(&format!("along {dim}")))?;
         }
     }
     Ok(())

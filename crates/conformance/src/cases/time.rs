@@ -1,7 +1,7 @@
 //! Deadlines, poison, abort and goodbye.
 
 use super::mismatch::root_cause;
-use crate::case::{Case, CaseResult, Failure, Need, ensure};
+use crate::case::{Case, CaseResult, Need, ensure};
 use crate::ctx::{Ctx, expect_error};
 use crate::operation::{Operation, verify};
 use rankwise_core::{Call, Communicator, DType, ErrorKind, OpKind, ReduceOp};
@@ -197,8 +197,7 @@ fn leaves_at_once(ctx: &mut Ctx<'_>) -> CaseResult {
             if comm.rank() != leaver {
                 std::thread::sleep(Duration::from_millis(3));
             }
-            verify(ctx, &mut comm, &operation)
-                .map_err(|failure| Failure(format!("rank {leaver} leaves: {}", failure.0)))?;
+            verify(ctx, &mut comm, &operation).map_err(|failure| failure.within(&format!("rank {leaver} leaves")))?;
         }
     }
     Ok(())

@@ -235,8 +235,10 @@ pub(crate) fn run(backend: &str, options: &Options, command: &RankCommand, repor
             ranks: RANKS,
             result: if result.status == Status::Pass { Verdict::Pass } else { Verdict::Fail },
             detail: format!("{} {}", result.status.name(), result.detail),
+            wrong_result: false,
             millis: result.detection.unwrap_or_default().as_millis() as u64,
         });
+        reporter.check()?;
     }
     Ok(())
 }

@@ -17,12 +17,14 @@ use std::time::{Duration, Instant};
 /// The driver; joins worlds of threads only.
 pub(crate) struct Reference(pub(crate) Fault);
 
-/// What the member at position 1 does in an all-to-all with counts.
+/// What goes wrong: at the member at position 1 in an all-to-all with counts, or in joining as a mutant.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Fault {
     Nothing,
     Hang,
     Panic,
+    /// The mutants of this backend can't be joined.
+    Mutants,
 }
 
 impl Driver for Reference {
@@ -31,6 +33,7 @@ impl Driver for Reference {
             Fault::Nothing => "reference",
             Fault::Hang => "hanging",
             Fault::Panic => "panicking",
+            Fault::Mutants => "unmutable",
         }
     }
 
@@ -45,6 +48,10 @@ impl Driver for Reference {
     fn join(&self, world: &World, _: &Config) -> Result<Arc<dyn RawBackend>> {
         if world.placement() == Placement::Processes && world.size() > 1 {
             return Err(Error::new(ErrorKind::NoBackend, "the reference backend joins threads only"));
+        }
+        let plan = std::env::var("RANKWISE_CONFORMANCE_PLAN").unwrap_or_default();
+        if self.0 == Fault::Mutants && plan.contains("\"mutant\":\"") {
+            return Err(Error::new(ErrorKind::NoBackend, "mutants are not joined"));
         }
         Ok(Arc::new(Joined { world: world.clone(), fault: self.0 }))
     }
@@ -255,7 +262,7 @@ unsafe impl RawCommunicator for Seat {
     unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
         if self.position == 1 && calls.iter().any(|call| call.kind == OpKind::AllToAllV) {
             match self.fault {
-                Fault::Nothing => {}
+                Fault::Nothing | Fault::Mutants => {}
                 Fault::Hang => loop {
                     std::thread::sleep(Duration::from_secs(1));
                 },
