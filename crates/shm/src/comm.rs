@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, TryLockError};
 
 /// One communicator on this rank.
 ///
-/// Calls run one at a time: `queue` is locked for the whole of a blocking call. The counters are atomics only so that
-/// `&Comm` suffices; nobody else writes them meanwhile.
+/// Calls run one at a time: the issuer of a small blocking call while nothing is queued, else whoever holds the lock of `queue`.
+/// The counters are atomics only so that `&Comm` suffices; nobody else writes them meanwhile.
 pub(crate) struct Comm {
     pub(crate) spec: CommSpec,
     pub(crate) me: usize,

@@ -195,7 +195,7 @@ impl Comm {
         let result = look();
         if result.is_none()
             && self.awaited() == Some(member)
-            && self.any_poison().is_none()
+            && self.any_poison(self.waiting.load(Ordering::Relaxed) & MAIL != 0).is_none()
             && !self.ctl(member).has_left()
         {
             futex::wait(self.ctl(member).bell(), bell, limit);
@@ -205,9 +205,8 @@ impl Comm {
     }
 
     /// A poison that concerns what this rank is in. One of a later call does not, since its owner has completed this one;
-    /// but an abort ends everything that is not complete.
-    fn any_poison(&self) -> Option<(usize, Poison)> {
-        let mail = self.in_mail();
+    /// but an abort ends everything that is not complete, and sends and receives (`mail`) have no place in that order.
+    fn any_poison(&self, mail: bool) -> Option<(usize, Poison)> {
         let seq = self.current_seq();
         (0..self.members())
             .filter_map(|q| Some((q, self.ctl(q).poisoned()?)))
@@ -215,7 +214,9 @@ impl Comm {
     }
 
     fn find_trouble(&self, awaited: &[usize], late: bool, step: Step) -> Option<Trouble> {
-        if let Some((member, poison)) = self.any_poison() {
+        // What waits decides, not what was called last: started calls of both sorts may be in flight.
+        let mail = awaited.iter().any(|waits_for| *waits_for != usize::MAX && waits_for & MAIL != 0);
+        if let Some((member, poison)) = self.any_poison(mail) {
             return Some(Trouble::Adopted(member, poison));
         }
         // Asking the kernel takes a microsecond: not while spinning.

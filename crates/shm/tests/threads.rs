@@ -209,3 +209,24 @@ fn a_receive_in_vain_times_out() {
         }
     });
 }
+
+/// A started receive learns of a peer's failure in a later collective, although this rank's last call was one too.
+#[test]
+fn a_started_receive_learns_of_a_later_failure() {
+    ranks(2, LONG, |_, mut comm| {
+        if comm.rank() == 0 {
+            let receive = comm.start(Call::recv(vec![0_u8; 8], 1)).unwrap();
+            comm.barrier().unwrap();
+            let begin = Instant::now();
+            let error = receive.wait().unwrap_err().into_error();
+            assert_eq!(error.kind(), &ErrorKind::Timeout, "{error}");
+            assert!(begin.elapsed() < Duration::from_secs(20), "only after {:?}", begin.elapsed());
+        } else {
+            comm.barrier().unwrap();
+            comm.set_timeout(Duration::from_millis(200));
+            assert_eq!(comm.barrier().unwrap_err().kind(), &ErrorKind::Timeout);
+            // Stays: its leaving would be another reason.
+            std::thread::sleep(Duration::from_secs(3));
+        }
+    });
+}

@@ -10,6 +10,9 @@ use rankwise_core::{Error, ErrorKind, OpKind, Result};
 use rankwise_reduce::copy::copy;
 use std::sync::atomic::Ordering;
 
+/// Where in a mail slot's header the number of fragments left stands, after the sequence number and the descriptor.
+const LEFT: usize = 32;
+
 impl Comm {
     /// No member has failed: mail does not meet anybody who would notice.
     fn check_peers(&self) -> Result<()> {
@@ -18,12 +21,7 @@ impl Comm {
             None => Ok(()),
         }
     }
-}
 
-/// Where in a mail slot's header the number of fragments left stands, after the sequence number and the descriptor.
-const LEFT: usize = 32;
-
-impl Comm {
     /// Returns when the last fragment is in a slot.
     pub(crate) async fn send(&self, call: &RawCall<'_>) -> Result<()> {
         let to = call.root;
