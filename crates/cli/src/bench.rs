@@ -1,6 +1,6 @@
 //! `rankwise bench`: how fast collectives are on this machine, every result checked.
 //!
-//! `job` starts the ranks and prints; `rank` is what each of them does. `args` and `size` read the command line into cells
+//! `job` measures a sweep and prints, with ranks that `launched` starts; `rank` is what each of them does. `args` and `size` read the command line into cells
 //! (`cell`, `op`); `pattern` and `elem` are the values; `calls` is one cell on one rank, `measure` times it with the clock of
 //! `clock` and the barrier of `page`; `report` prints, and `osu` in OSU's form.
 //!
@@ -23,6 +23,7 @@ mod comparison;
 mod elem;
 mod interval;
 mod job;
+mod launched;
 mod measure;
 mod measured;
 mod op;

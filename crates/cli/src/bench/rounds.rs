@@ -4,12 +4,13 @@ use super::args::{BenchArgs, Format};
 use super::command::CompareArgs;
 use super::comparison::{Compared, Comparison};
 use super::interval::{Ratio, median, resolution, sorted};
-use super::job::{Terminal, Trouble, measure_job, refuse, sweep_of};
+use super::job::{Trouble, measure_job, refuse, sweep_of};
+use super::launched::{Job, Placement, Terminal};
 use super::measured::Measured;
 use super::origin::Origin;
 use super::report::{RankFacts, Report, Row};
 use super::results::{Key, Writer};
-use super::sink::{Job, Sink};
+use super::sink::Sink;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::process::ExitCode;
@@ -116,35 +117,52 @@ impl Rounds {
         }
         let how = format!("ratio: median over {rounds} rounds of the ratio in each, the backends taking turns");
         self.comparison.legend(&how).map_err(Trouble::Output)?;
-        let terminal = Terminal::open(cells * rounds * backends.len() * args.ranks.len())?;
+        let tables: usize = args.ranks.iter().map(|ranks| Placement::of(&args.pin, *ranks).len()).sum();
+        let terminal = Terminal::open(cells * rounds * backends.len() * tables, "cells")?;
+        for &ranks in &args.ranks {
+            for placement in Placement::of(&args.pin, ranks) {
+                self.measure_placed(args, backends, (rounds, cells), (ranks, placement), &terminal)?;
+                terminal.bar.suspend(|| self.print())?;
+            }
+        }
+        terminal.bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// All rounds of one number of ranks in one placement.
+    fn measure_placed(
+        &mut self,
+        args: &BenchArgs,
+        backends: &[String],
+        (rounds, cells): (usize, usize),
+        (ranks, placement): (u32, Placement),
+        terminal: &Terminal,
+    ) -> Result<(), Trouble> {
         let bar = &terminal.bar;
-        for ranks in &args.ranks {
-            // What failed once would fail again, after its deadline each time.
-            let mut failed = HashSet::new();
-            for round in 0..rounds {
-                // Nothing is left to compare.
-                if failed.contains(&0) || failed.len() + 1 >= backends.len() {
-                    bar.inc((cells * backends.len()) as u64);
+        // What failed once would fail again, after its deadline each time.
+        let mut failed = HashSet::new();
+        for round in 0..rounds {
+            // Nothing is left to compare.
+            if failed.contains(&0) || failed.len() + 1 >= backends.len() {
+                bar.inc((cells * backends.len()) as u64);
+                continue;
+            }
+            for turn in 0..backends.len() {
+                let contender = (turn + round) % backends.len();
+                if failed.contains(&contender) {
+                    bar.inc(cells as u64);
                     continue;
                 }
-                for turn in 0..backends.len() {
-                    let contender = (turn + round) % backends.len();
-                    if failed.contains(&contender) {
-                        bar.inc(cells as u64);
-                        continue;
-                    }
-                    self.at = (contender, round);
-                    bar.set_message(format!("{}, {ranks} ranks, round {}", self.names[contender], round + 1));
-                    let one = BenchArgs { backend: vec![backends[contender].clone()], ..args.clone() };
-                    if !measure_job(&one, &backends[contender], *ranks, self, &terminal)? {
-                        self.failures += 1;
-                        failed.insert(contender);
-                    }
+                self.at = (contender, round);
+                bar.set_message(format!("{}, {ranks} ranks, round {}", self.names[contender], round + 1));
+                let job = Job { backend: &backends[contender], ranks, placement };
+                let one = BenchArgs { backend: vec![backends[contender].clone()], ..args.clone() };
+                if !measure_job(&one, job, self, terminal)? {
+                    self.failures += 1;
+                    failed.insert(contender);
                 }
             }
-            bar.suspend(|| self.print())?;
         }
-        bar.finish_and_clear();
         Ok(())
     }
 

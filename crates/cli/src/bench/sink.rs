@@ -1,27 +1,11 @@
 //! Where the rows of a sweep go: to the report, and to a result file and the baseline's check if there are any.
 
 use super::job::Trouble;
+use super::launched::Job;
 use super::measured::Measured;
-use super::report::{RankFacts, Report};
+use super::report::{self, RankFacts, Report};
 use super::results::{Cells, Writer};
 use std::io;
-
-/// The job that speaks.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Job<'a> {
-    pub(crate) backend: &'a str,
-    pub(crate) ranks: u32,
-    /// `cores` or `none`.
-    pub(crate) pin: &'a str,
-}
-
-impl Job<'_> {
-    /// For a comment.
-    pub(crate) fn describe(&self, clock: &str) -> String {
-        let placed = if self.pin == "cores" { "pinned to CPUs in turn" } else { "not pinned" };
-        format!("backend {}, {} ranks, {placed}, clock: {clock}", self.backend, self.ranks)
-    }
-}
 
 /// Who is told what the first rank of a job says.
 pub(crate) trait Sink {
@@ -42,15 +26,9 @@ pub(crate) struct SweepSink {
 
 impl Sink for SweepSink {
     fn ranks(&mut self, job: Job<'_>, ranks: &[RankFacts], clock: &str) -> Result<(), Trouble> {
-        let mut comment = |text: &str| self.report.comment(text).map_err(Trouble::Output);
-        comment("")?;
-        comment(&job.describe(clock))?;
-        for facts in ranks.iter().take(64) {
-            let (rank, pid, host, cpus) = (facts.rank, facts.pid, &facts.host, &facts.cpus);
-            comment(&format!("rank {rank:>3}  pid {pid:>7}  host {host}  cpu {cpus}"))?;
-        }
-        if ranks.len() > 64 {
-            comment(&format!("... and {} more", ranks.len() - 64))?;
+        self.report.comment("")?;
+        for line in [job.describe(clock)].into_iter().chain(report::each_rank(ranks)) {
+            self.report.comment(&line)?;
         }
         Ok(())
     }
