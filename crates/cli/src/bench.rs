@@ -52,7 +52,7 @@ impl BenchCommand {
             (Some(Part::Compare(args)), ..) => compare::run(args),
             (None, true, _) => workload::list(),
             (None, false, true) => job::run(&self.sweep, &self.files),
-            (None, false, false) => workload::run(&self.sweep),
+            (None, false, false) => workload::run(&self.sweep, &self.files),
         }
     }
 }

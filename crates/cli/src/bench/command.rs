@@ -53,6 +53,8 @@ pub(crate) struct Files {
 #[derive(Args, Clone, Debug)]
 #[command(
     mut_arg("backend", |arg| arg.hide(true).conflicts_with("what")),
+    mut_arg("workload", |arg| arg.hide(true).conflicts_with("what")),
+    mut_arg("list_workloads", |arg| arg.hide(true).conflicts_with("what")),
     after_help = "Example: rankwise bench compare before.jsonl after.jsonl"
 )]
 pub(crate) struct CompareArgs {

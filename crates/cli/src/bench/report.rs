@@ -190,9 +190,10 @@ impl<W: Write> Report<W> {
 
     fn table_row(&mut self, row: Row) -> io::Result<()> {
         let heading = format!(
-            "{}, {} ranks, {} sources, {} buffers",
+            "{}, {} ranks{}, {} sources, {} buffers",
             row.backend,
             row.ranks,
+            if row.pin == "none" { " not pinned" } else { "" },
             if row.fresh { "fresh" } else { "warm" },
             if row.alloc { "alloc" } else { "ordinary" }
         );

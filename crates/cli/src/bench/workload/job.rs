@@ -6,9 +6,12 @@ use super::plan::Plan;
 use super::report::{Report, Row, Said};
 use super::selected;
 use crate::bench::args::{BenchArgs, Format, once};
+use crate::bench::command::Files;
 use crate::bench::job::{RANK_OVERHEAD, Trouble, available_memory, machine, refuse};
 use crate::bench::launched::{self, Job, Placement, Terminal};
+use crate::bench::origin::Origin;
 use crate::bench::report::each_rank;
+use crate::bench::results::Writer;
 use std::io::{self, Stdout, Write};
 use std::process::ExitCode;
 
@@ -31,15 +34,26 @@ pub(crate) fn list() -> ExitCode {
 }
 
 /// Replays all workloads of the arguments.
-pub(crate) fn run(args: &BenchArgs) -> ExitCode {
-    let mut report = Report::new(io::stdout(), args.format);
-    let mut failures = 0;
-    let result = fitting(args).map_err(Trouble::Usage).and_then(|workloads| {
-        header(&workloads, &mut report)?;
-        replay_all(args, &workloads, &mut report, &mut failures)
+pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
+    let prepared = fitting(args, files).and_then(|workloads| {
+        let output = files.output.as_deref().map(|path| Writer::create(path, &Origin::here()));
+        Ok((workloads, output.transpose()?))
     });
+    let (workloads, output) = match prepared {
+        Ok(prepared) => prepared,
+        Err(message) => return refuse(&message),
+    };
+    let mut report = Report::new(io::stdout(), args.format, output);
+    let mut failures = 0;
+    let result = header(&workloads, &mut report)
+        .map_err(Trouble::from)
+        .and_then(|()| replay_all(args, &workloads, &mut report, &mut failures));
     let finished = match &result {
-        Err(Trouble::Usage(message) | Trouble::File(message)) => return refuse(message),
+        Err(Trouble::Usage(message)) => return refuse(message),
+        Err(Trouble::File(message)) => {
+            eprintln!("rankwise: {message}");
+            report.finish()
+        }
         Err(Trouble::Output(error)) => return crate::output_failed(error),
         Err(Trouble::Interrupted(signal)) => {
             let _ = report.comment(&format!("interrupted by signal {signal}; what was measured so far is above"));
@@ -49,7 +63,7 @@ pub(crate) fn run(args: &BenchArgs) -> ExitCode {
     };
     match (finished, result) {
         (_, Err(Trouble::Interrupted(signal))) => ExitCode::from(128_u8.wrapping_add(signal as u8)),
-        (Ok(true), _) if failures == 0 => ExitCode::SUCCESS,
+        (Ok(true), Ok(())) if failures == 0 => ExitCode::SUCCESS,
         (Ok(false), _) => {
             eprintln!("rankwise: results were wrong; see the #wrong column");
             ExitCode::FAILURE
@@ -59,9 +73,14 @@ pub(crate) fn run(args: &BenchArgs) -> ExitCode {
 }
 
 /// The workloads, when all of them fit the numbers of ranks and the memory.
-fn fitting(args: &BenchArgs) -> Result<Vec<Workload>, String> {
-    if args.format == Format::Csv {
-        return Err("workloads print text or JSON, not CSV; use --format json".into());
+fn fitting(args: &BenchArgs, files: &Files) -> Result<Vec<Workload>, String> {
+    if matches!(args.format, Format::Csv | Format::Osu) {
+        return Err("workloads are printed with --format text or --format json".into());
+    }
+    if files.baseline.is_some() {
+        return Err(
+            "--baseline compares operations, not workloads; measure the operations of interest with --op".into()
+        );
     }
     let workloads = selected(args)?;
     for name in &args.backend {

@@ -3,8 +3,10 @@
 use super::file::Unit;
 use super::plan::Plan;
 use crate::bench::args::Format;
+use crate::bench::job::Trouble;
 use crate::bench::measured::rounded;
 use crate::bench::report::{RankFacts, microseconds};
+use crate::bench::results::Writer;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 
@@ -123,13 +125,15 @@ pub(crate) fn size_shares(plan: &Plan) -> Vec<SizeShare> {
 pub(crate) struct Report<W> {
     out: W,
     format: Format,
+    /// Where rows go besides.
+    file: Option<Writer>,
     rows: usize,
     wrong: u64,
 }
 
 impl<W: Write> Report<W> {
-    pub(crate) fn new(out: W, format: Format) -> Report<W> {
-        Report { out, format, rows: 0, wrong: 0 }
+    pub(crate) fn new(out: W, format: Format, file: Option<Writer>) -> Report<W> {
+        Report { out, format, file, rows: 0, wrong: 0 }
     }
 
     /// A line that is no data. Left out of JSON.
@@ -158,7 +162,7 @@ impl<W: Write> Report<W> {
         }
     }
 
-    pub(crate) fn row(&mut self, row: &Row) -> io::Result<()> {
+    pub(crate) fn row(&mut self, row: &Row) -> Result<(), Trouble> {
         self.rows += 1;
         self.wrong += row.wrong;
         if self.format == Format::Text {
@@ -166,7 +170,8 @@ impl<W: Write> Report<W> {
         } else {
             writeln!(self.out, "{}", serde_json::to_string(row).map_err(io::Error::other)?)?;
         }
-        self.out.flush()
+        self.out.flush()?;
+        self.file.as_mut().map_or(Ok(()), |file| file.write(row).map_err(Trouble::File))
     }
 
     fn table_row(&mut self, row: &Row) -> io::Result<()> {
@@ -242,9 +247,9 @@ mod tests {
 
     fn print(format: Format, row: &Row) -> String {
         let mut out = Vec::new();
-        let mut report = Report::new(&mut out, format);
+        let mut report = Report::new(&mut out, format, None);
         report.head().unwrap();
-        report.row(row).unwrap();
+        assert!(report.row(row).is_ok());
         assert_eq!(report.finish().unwrap(), row.wrong == 0);
         String::from_utf8(out).unwrap()
     }
