@@ -109,6 +109,7 @@ fn side_by_side(results: &[Results]) -> (Vec<Compared>, Vec<usize>) {
         Compared {
             cell: base.row.clone(),
             times_us: found.iter().map(|cell| (*cell)?.times.median()).collect(),
+            intervals_us: found.iter().map(|cell| (*cell)?.times.interval()).collect(),
             ratios: found[1..].iter().map(|cell| Ratio::independent(&base.times, &(*cell)?.times)).collect(),
         }
     };

@@ -3,7 +3,7 @@
 use super::args::{BenchArgs, Format};
 use super::command::CompareArgs;
 use super::comparison::{Compared, Comparison};
-use super::interval::{Ratio, median, resolution, sorted};
+use super::interval::{Ratio, Times, median, resolution, sorted};
 use super::job::{Trouble, measure_job, refuse, sweep_of};
 use super::launched::{Job, Placement, Terminal};
 use super::measured::Measured;
@@ -83,6 +83,10 @@ impl Table {
     fn compared(&self) -> impl Iterator<Item = Compared> {
         self.cells.iter().map(|Taken { row, times, resolution_us }| {
             let middle = |times: &BTreeMap<usize, f64>| median(&sorted(times.values().copied().collect()));
+            let interval = |times: &BTreeMap<usize, f64>| {
+                let medians_us = times.values().copied().collect();
+                Times { medians_us, resolution_us: resolution_us.unwrap_or(0.0) }.interval()
+            };
             let ratio = |other: &BTreeMap<usize, f64>| {
                 let pair = |(round, base): (&usize, &f64)| Some((*base, *other.get(round)?));
                 Ratio::paired(&times[0].iter().filter_map(pair).collect::<Vec<_>>(), resolution_us.unwrap_or(0.0))
@@ -90,6 +94,7 @@ impl Table {
             Compared {
                 cell: row.clone(),
                 times_us: times.iter().map(middle).collect(),
+                intervals_us: times.iter().map(interval).collect(),
                 ratios: times[1..].iter().map(ratio).collect(),
             }
         })
