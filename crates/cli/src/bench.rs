@@ -6,7 +6,8 @@
 //!
 //! `command` is the command line around the sweep. `results` reads and writes files of raw results (`origin` is their first
 //! line, `measured` the others), `baseline` and `compare` judge them by the intervals of `interval`; `rounds` measures
-//! backends in turn, `comparison` prints. `sink` is where the rows of a job go.
+//! backends in turn, `comparison` prints, `contenders` finds them in a single file. `sink` is where the rows of a job go, and
+//! `pictures` draws them.
 //!
 //! `workload` replays the communication of models instead.
 //!
@@ -20,6 +21,7 @@ mod clock;
 mod command;
 mod compare;
 mod comparison;
+mod contenders;
 mod elem;
 mod interval;
 mod job;
@@ -31,6 +33,7 @@ mod origin;
 mod osu;
 mod page;
 mod pattern;
+mod pictures;
 mod rank;
 mod report;
 mod results;

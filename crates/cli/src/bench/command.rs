@@ -1,6 +1,7 @@
 //! The command line of `rankwise bench` around the sweep: result files, baseline, `compare`.
 
 use super::args::BenchArgs;
+use super::pictures::PictureFiles;
 use clap::{Args, Subcommand};
 
 /// Measure collectives between processes of this host, every result checked.
@@ -43,6 +44,8 @@ pub(crate) struct Files {
     /// How many times as long as in the baseline a cell may take
     #[arg(long, value_name = "RATIO", default_value_t = 1.1, requires = "baseline", value_parser = tolerance)]
     pub(crate) tolerance: f64,
+    #[command(flatten)]
+    pub(crate) pictures: PictureFiles,
 }
 
 /// Compare backends or result files, cell by cell, with 95 % intervals.
@@ -58,8 +61,9 @@ pub(crate) struct Files {
     after_help = "Example: rankwise bench compare before.jsonl after.jsonl"
 )]
 pub(crate) struct CompareArgs {
-    /// Backends, or files written by `rankwise bench --output`; the first is what the others are compared with
-    #[arg(required = true, num_args = 2..=26, value_name = "BACKEND|FILE")]
+    /// Backends, or files written by `rankwise bench --output`; the first is what the others are compared with. Or one file that
+    /// holds several backends
+    #[arg(required = true, num_args = 1..=26, value_name = "BACKEND|FILE")]
     pub(crate) what: Vec<String>,
     /// Rounds, each with its share of the budget [default: 9]. For backends, like the options of the sweep below
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(6..=1000))]
@@ -67,6 +71,8 @@ pub(crate) struct CompareArgs {
     /// Also write raw results there, JSON lines with the iterations' times. For backends
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<String>,
+    #[command(flatten)]
+    pub(crate) pictures: PictureFiles,
     #[command(flatten)]
     pub(crate) sweep: BenchArgs,
 }

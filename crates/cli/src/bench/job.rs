@@ -3,8 +3,10 @@
 use super::args::{BenchArgs, Sweep, once};
 use super::baseline::Baseline;
 use super::command::Files;
+use super::contenders::Contenders;
 use super::launched::{self, Job, Placement, Terminal};
 use super::origin::Origin;
+use super::pictures::Figures;
 use super::report::{Message, Report};
 use super::results::{Cells, Writer, same_file};
 use super::sink::{Sink, SweepSink};
@@ -39,7 +41,7 @@ pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
         Err(Trouble::Usage(message) | Trouble::File(message)) => return refuse(&message),
         Err(_) => return ExitCode::FAILURE,
     };
-    let mut failures = 0;
+    let (origin, mut failures) = (Origin::here(), 0);
     let result = header(args, &mut sink.report)
         .map_err(Trouble::from)
         .and_then(|()| measure_all(args, &sweep, &mut sink, &mut failures));
@@ -48,6 +50,7 @@ pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
         Err(Trouble::Usage(message)) => return refuse(message),
         Err(Trouble::Output(error)) => return crate::output_failed(error),
         Err(Trouble::Interrupted(signal)) => {
+            sink.remarks.push(format!("interrupted by signal {signal}"));
             let _ = report.comment(&format!("interrupted by signal {signal}; what was measured so far is above"));
             report.finish()
         }
@@ -63,9 +66,11 @@ pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
             return ExitCode::from(141);
         }
     }
+    let cells = sink.kept.unwrap_or_default();
+    let drawn = files.pictures.draw(|| Figures::of(Contenders::of(&cells), origin, sink.remarks));
     match (finished, result) {
         (_, Err(Trouble::Interrupted(signal))) => ExitCode::from(128_u8.wrapping_add(signal as u8)),
-        (Ok(true), Ok(())) if failures > 0 || judgement.slower > 0 => ExitCode::FAILURE,
+        (Ok(true), Ok(())) if failures > 0 || judgement.slower > 0 || !drawn => ExitCode::FAILURE,
         (Ok(true), Ok(())) if judgement.missing > 0 => ExitCode::from(2),
         (Ok(true), Ok(())) => ExitCode::SUCCESS,
         (Ok(false), _) => {
@@ -95,11 +100,13 @@ fn prepare(args: &BenchArgs, files: &Files) -> Result<(Sweep, Option<Baseline>, 
     {
         return Err(Trouble::Usage(format!("--output would replace the baseline {path}; name another file")));
     }
+    let others = [&files.output, &files.baseline].into_iter().flatten().map(String::as_str).collect::<Vec<_>>();
+    files.pictures.check(&others).map_err(Trouble::Usage)?;
     let output = files.output.as_deref().map(|path| Writer::create(path, &Origin::here()));
     let output = output.transpose().map_err(Trouble::File)?;
     let report = Report::new(io::stdout(), args.format, args.in_place);
-    let kept = baseline.is_some().then(Cells::default);
-    Ok((sweep, baseline, SweepSink { report, output, kept }))
+    let kept = (baseline.is_some() || files.pictures.wanted()).then(Cells::default);
+    Ok((sweep, baseline, SweepSink { report, output, kept, remarks: Vec::new() }))
 }
 
 /// Checks what can be checked before any rank is started.

@@ -111,6 +111,13 @@ pub(crate) struct Cell {
     line: usize,
 }
 
+impl Cell {
+    /// The rounds of a comparison with the median of each; nothing of an ordinary sweep.
+    pub(crate) fn rounds(&self) -> impl Iterator<Item = (usize, f64)> {
+        self.rounds.iter().zip(&self.times.medians_us).filter_map(|(round, median)| Some(((*round)?, *median)))
+    }
+}
+
 /// All cells of a run, in the order they were measured.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Cells {

@@ -3,11 +3,13 @@
 use super::args::{BenchArgs, Format};
 use super::command::CompareArgs;
 use super::comparison::{Compared, Comparison};
+use super::contenders::Contenders;
 use super::interval::{Ratio, Times, median, resolution, sorted};
 use super::job::{Trouble, measure_job, refuse, sweep_of};
 use super::launched::{Job, Placement, Terminal};
 use super::measured::Measured;
 use super::origin::Origin;
+use super::pictures::{Figures, PictureFiles};
 use super::report::{RankFacts, Report, Row};
 use super::results::{Key, Writer};
 use super::sink::Sink;
@@ -28,6 +30,9 @@ pub(crate) fn run(args: &CompareArgs) -> ExitCode {
         Err(Trouble::Usage(message)) => return refuse(&message),
         Err(_) => return ExitCode::FAILURE,
     };
+    if let Err(message) = args.pictures.check(&args.output.as_deref().into_iter().collect::<Vec<_>>()) {
+        return refuse(&message);
+    }
     let output = match args.output.as_deref().map(|path| Writer::create(path, &Origin::here())).transpose() {
         Ok(output) => output,
         Err(message) => return refuse(&message),
@@ -35,10 +40,13 @@ pub(crate) fn run(args: &CompareArgs) -> ExitCode {
     let names = labels(&args.what);
     let comparison = Comparison::new(io::stdout(), sweep.format == Format::Json, names.clone());
     let report = Report::new(io::stdout(), sweep.format, false);
+    let table = Table::default();
+    let (drawn, at) = (Contenders { names: names.clone(), paired: true, ..Contenders::default() }, (0, 0));
     let mut all =
-        Rounds { names, comparison, report, output, at: (0, 0), table: Table::default(), wrong: 0, failures: 0 };
+        Rounds { names, comparison, report, output, at, table, wrong: 0, failures: 0, drawn, remarks: Vec::new() };
+    let origin = Origin::here();
     let result = all.measure(&sweep, &args.what, rounds, cells);
-    all.end(result)
+    all.end(result, origin, &args.pictures)
 }
 
 /// The backends' names; a repeated one gets a number.
@@ -112,6 +120,10 @@ struct Rounds {
     table: Table,
     wrong: u64,
     failures: usize,
+    /// What was printed, for pictures.
+    drawn: Contenders,
+    /// What failed or was skipped, likewise.
+    remarks: Vec<String>,
 }
 
 impl Rounds {
@@ -174,16 +186,28 @@ impl Rounds {
     /// Prints what the table holds and empties it.
     fn print(&mut self) -> Result<(), Trouble> {
         let table = std::mem::take(&mut self.table);
-        table.compared().try_for_each(|compared| self.comparison.cell(&compared)).map_err(Trouble::Output)
+        for compared in table.compared() {
+            self.comparison.cell(&compared)?;
+            self.drawn.cells.push(compared);
+        }
+        Ok(())
     }
 
-    fn end(mut self, result: Result<(), Trouble>) -> ExitCode {
+    fn end(mut self, result: Result<(), Trouble>, origin: Origin, pictures: &PictureFiles) -> ExitCode {
         if let Err(Trouble::Output(_)) = result {
             return ExitCode::from(141);
         }
         if self.print().is_err() || self.comparison.finish().is_err() {
             return ExitCode::from(141);
         }
+        if let Err(Trouble::Interrupted(signal)) = result {
+            self.remarks.push(format!("interrupted by signal {signal}"));
+        }
+        if self.wrong > 0 {
+            self.remarks.push(format!("{} elements of results were wrong; those cells are left out", self.wrong));
+        }
+        let drawn =
+            matches!(result, Err(Trouble::Usage(_))) || pictures.draw(|| Figures::of(self.drawn, origin, self.remarks));
         match result {
             Err(Trouble::Usage(message)) => return refuse(&message),
             Err(Trouble::Interrupted(signal)) => {
@@ -193,7 +217,7 @@ impl Rounds {
             }
             Err(Trouble::File(message)) => eprintln!("rankwise: {message}"),
             Err(Trouble::Output(_)) => return ExitCode::from(141),
-            Ok(()) if self.wrong == 0 && self.failures == 0 => return ExitCode::SUCCESS,
+            Ok(()) if self.wrong == 0 && self.failures == 0 && drawn => return ExitCode::SUCCESS,
             Ok(()) => {}
         }
         if self.wrong > 0 {
@@ -227,12 +251,17 @@ impl Sink for Rounds {
 
     fn skipped(&mut self, what: &str, reason: &str) -> Result<(), Trouble> {
         let what = format!("{}: {what}", self.names[self.at.0]);
+        let text = format!("skipped: {what}: {reason}");
+        if !self.remarks.contains(&text) {
+            self.remarks.push(text);
+        }
         self.report.skipped(&what, reason).map_err(Trouble::Output)
     }
 
     fn failed(&mut self, text: &str) -> Result<(), Trouble> {
         let (contender, round) = self.at;
         let text = format!("{} failed in round {}: {text}", self.names[contender], round + 1);
+        self.remarks.push(text.clone());
         self.comparison.comment(&text).map_err(Trouble::Output)
     }
 }

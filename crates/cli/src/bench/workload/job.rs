@@ -36,7 +36,9 @@ pub(crate) fn list() -> ExitCode {
 /// Replays all workloads of the arguments.
 pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
     let prepared = fitting(args, files).and_then(|workloads| {
-        let output = files.output.as_deref().map(|path| Writer::create(path, &Origin::here()));
+        let output = files.output.as_deref();
+        files.pictures.check(&output.into_iter().collect::<Vec<_>>())?;
+        let output = output.map(|path| Writer::create(path, &Origin::here()));
         Ok((workloads, output.transpose()?))
     });
     let (workloads, output) = match prepared {
@@ -44,7 +46,7 @@ pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
         Err(message) => return refuse(&message),
     };
     let mut report = Report::new(io::stdout(), args.format, output);
-    let mut failures = 0;
+    let (origin, mut failures) = (Origin::here(), 0);
     let result = header(&workloads, &mut report)
         .map_err(Trouble::from)
         .and_then(|()| replay_all(args, &workloads, &mut report, &mut failures));
@@ -56,14 +58,15 @@ pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
         }
         Err(Trouble::Output(error)) => return crate::output_failed(error),
         Err(Trouble::Interrupted(signal)) => {
-            let _ = report.comment(&format!("interrupted by signal {signal}; what was measured so far is above"));
+            let _ = report.failed(&format!("interrupted by signal {signal}; what was measured so far is above"));
             report.finish()
         }
         Ok(()) => report.finish(),
     };
+    let drawn = files.pictures.draw(|| report.figures(origin));
     match (finished, result) {
         (_, Err(Trouble::Interrupted(signal))) => ExitCode::from(128_u8.wrapping_add(signal as u8)),
-        (Ok(true), Ok(())) if failures == 0 => ExitCode::SUCCESS,
+        (Ok(true), Ok(())) if failures == 0 && drawn => ExitCode::SUCCESS,
         (Ok(false), _) => {
             eprintln!("rankwise: results were wrong; see the #wrong column");
             ExitCode::FAILURE
@@ -152,7 +155,7 @@ fn replay_all(
                 *failures += 1;
                 let text = format!("{backend} with {ranks} ranks: {failure}");
                 terminal.bar.suspend(|| eprintln!("rankwise: {text}"));
-                report.comment(&format!("failed: {text}"))?;
+                report.failed(&format!("failed: {text}"))?;
             }
         }
     }

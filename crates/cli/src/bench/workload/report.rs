@@ -5,6 +5,8 @@ use super::plan::Plan;
 use crate::bench::args::Format;
 use crate::bench::job::Trouble;
 use crate::bench::measured::rounded;
+use crate::bench::origin::Origin;
+use crate::bench::pictures::{Figures, WorkloadTimes};
 use crate::bench::report::{RankFacts, microseconds};
 use crate::bench::results::Writer;
 use serde::{Deserialize, Serialize};
@@ -127,13 +129,15 @@ pub(crate) struct Report<W> {
     format: Format,
     /// Where rows go besides.
     file: Option<Writer>,
-    rows: usize,
+    rows: Vec<Row>,
     wrong: u64,
+    /// What failed or was skipped.
+    remarks: Vec<String>,
 }
 
 impl<W: Write> Report<W> {
     pub(crate) fn new(out: W, format: Format, file: Option<Writer>) -> Report<W> {
-        Report { out, format, file, rows: 0, wrong: 0 }
+        Report { out, format, file, rows: Vec::new(), wrong: 0, remarks: Vec::new() }
     }
 
     /// A line that is no data. Left out of JSON.
@@ -153,6 +157,7 @@ impl<W: Write> Report<W> {
 
     /// A workload that cannot be replayed. JSON keeps standard output for rows, so it goes to standard error there.
     pub(crate) fn skipped(&mut self, what: &str, reason: &str) -> io::Result<()> {
+        self.remarks.push(format!("skipped: {what}: {reason}"));
         match self.format {
             Format::Text => self.comment(&format!("skipped: {what}: {reason}")),
             _ => {
@@ -162,8 +167,14 @@ impl<W: Write> Report<W> {
         }
     }
 
+    /// Something that ended early.
+    pub(crate) fn failed(&mut self, text: &str) -> io::Result<()> {
+        self.remarks.push(text.into());
+        self.comment(text)
+    }
+
     pub(crate) fn row(&mut self, row: &Row) -> Result<(), Trouble> {
-        self.rows += 1;
+        self.rows.push(row.clone());
         self.wrong += row.wrong;
         if self.format == Format::Text {
             self.table_row(row)?;
@@ -187,10 +198,7 @@ impl<W: Write> Report<W> {
             let (time, share) = (microseconds(*p50_us), percent(*time_share));
             self.comment(&format!("    {op:<22} {time:>10} us  {share:>5} of the time, {calls} calls"))?;
         }
-        let sizes = row.by_size.iter().map(|class| {
-            let limit = class.up_to_bytes.map_or_else(|| "larger".into(), |bytes| format!("up to {}", binary(bytes)));
-            format!("{limit} {}", percent(class.calls_share))
-        });
+        let sizes = row.by_size.iter().map(|class| format!("{} {}", class.limit(), percent(class.calls_share)));
         self.comment(&format!("    calls by size: {}", sizes.collect::<Vec<_>>().join(", ")))?;
         if row.timed_share < 1.0 {
             let share = percent(row.timed_share);
@@ -203,12 +211,44 @@ impl<W: Write> Report<W> {
 
     /// Prints the summary. Whether all results were right.
     pub(crate) fn finish(&mut self) -> io::Result<bool> {
-        let (rows, wrong) = (self.rows, self.wrong);
+        let (rows, wrong) = (self.rows.len(), self.wrong);
         let verdict = if wrong == 0 { "OK" } else { "FAILED" };
         self.comment("")?;
         self.comment(&format!("{rows} workloads replayed; wrong elements: {wrong} {verdict}"))?;
         self.out.flush()?;
         Ok(wrong == 0)
+    }
+
+    /// What was printed, to be drawn. Rows with wrong results are only remarked on.
+    pub(crate) fn figures(&self, origin: Origin) -> Figures {
+        let (right, wrong): (Vec<&Row>, Vec<&Row>) = self.rows.iter().partition(|row| row.wrong == 0);
+        let by_pin = right.iter().any(|row| row.pin != right[0].pin);
+        let times = |row: &Row| WorkloadTimes {
+            backend: if by_pin { format!("{}, pin {}", row.backend, row.pin) } else { row.backend.clone() },
+            workload: row.workload.clone(),
+            variant: row.variant.clone(),
+            unit: row.unit.name().into(),
+            ranks: row.ranks,
+            total_us: row.us_per_unit.p50,
+            p99_us: row.us_per_unit.p99,
+            by_op: row.by_op.iter().map(|share| (share.op.clone(), share.p50_us)).collect(),
+            by_size: row.by_size.iter().map(|share| (share.limit(), share.calls_share)).collect(),
+        };
+        let mut remarks = self.remarks.clone();
+        remarks.extend(wrong.iter().map(|row| {
+            format!(
+                "left out: {} on {} with {} ranks: {} wrong elements",
+                row.workload, row.backend, row.ranks, row.wrong
+            )
+        }));
+        Figures::of_workloads(right.into_iter().map(times).collect(), origin, remarks)
+    }
+}
+
+impl SizeShare {
+    /// For example `up to 4 KiB`.
+    fn limit(&self) -> String {
+        self.up_to_bytes.map_or_else(|| "larger".into(), |bytes| format!("up to {}", binary(bytes)))
     }
 }
 

@@ -1,0 +1,285 @@
+//! Ratios of times as a map of colours, with each ratio in its field.
+
+use super::figures::{Figures, Panel, best_other, letter};
+use super::lines::Picture;
+use super::svg::{Svg, text_width};
+use super::units::{self, shortened};
+use crate::bench::comparison::Compared;
+use crate::bench::interval::{Ratio, Verdict};
+use std::collections::BTreeSet;
+
+/// Whose ratios.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Other {
+    /// This one of the names.
+    One(usize),
+    /// In each field the fastest of all others.
+    Best,
+}
+
+const FIELD: (f64, f64) = (54.0, 22.0);
+const TOP: f64 = 52.0;
+
+/// Where a colour is full: a factor of four either way.
+const FULL: f64 = 2.0;
+
+/// From "the first is slower" to "the first is faster". Orange and blue are told apart by people who see few colours.
+const COLORS: [(f64, [u8; 3]); 7] = [
+    (-1.0, [0xb3, 0x58, 0x06]),
+    (-0.6, [0xe6, 0x8a, 0x1e]),
+    (-0.25, [0xfd, 0xc8, 0x85]),
+    (0.0, [0xf4, 0xf4, 0xf1]),
+    (0.25, [0xa9, 0xd0, 0xea]),
+    (0.6, [0x4a, 0x98, 0xcb]),
+    (1.0, [0x1a, 0x5b, 0xa6]),
+];
+
+/// A map for each other contender, and one for the best of them if there are several.
+pub(super) fn pictures(figures: &Figures, panels: &[Panel<'_>]) -> Vec<Picture> {
+    let others: Vec<usize> = (1..figures.names.len()).filter(|other| known(figures, *other)).collect();
+    let best = (others.len() > 1).then_some(Other::Best);
+    let all = best.into_iter().chain(others.into_iter().map(Other::One));
+    let mut pictures: Vec<Picture> = Vec::new();
+    for other in all {
+        let (base, svg) = (&figures.names[0], draw(figures, panels, other));
+        let (name, label) = match other {
+            Other::One(i) => {
+                (file_name(&figures.names[i]), format!("{} against {base}: ratio of times", figures.names[i]))
+            }
+            Other::Best => ("best".into(), format!("the fastest other against {base}: ratio of times")),
+        };
+        let taken = |slug: &str| pictures.iter().any(|picture| picture.slug == slug);
+        let slug = format!("heat-{name}");
+        let numbered = (2..).map(|n| format!("{slug}-{n}"));
+        let slug = std::iter::once(slug.clone()).chain(numbered).find(|slug| !taken(slug)).unwrap_or(slug);
+        pictures.push(Picture { slug, label, svg });
+    }
+    pictures
+}
+
+fn known(figures: &Figures, other: usize) -> bool {
+    figures.cells.iter().any(|cell| cell.ratios.get(other - 1).is_some_and(Option::is_some))
+}
+
+/// Letters, digits and a few signs; of a path the end.
+pub(super) fn file_name(name: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '-' };
+    let name: String = name.chars().map(safe).collect();
+    let start = name.len().saturating_sub(60);
+    name[start..].trim_matches(['.', '-']).to_string()
+}
+
+fn draw(figures: &Figures, panels: &[Panel<'_>], other: Other) -> Svg {
+    let of = |cell: &Compared| match other {
+        Other::One(i) => cell.ratios.get(i - 1).copied().flatten().map(|ratio| (i, ratio)),
+        Other::Best => best_other(cell),
+    };
+    let rows: Vec<&Panel<'_>> =
+        panels.iter().filter(|panel| panel.cells.iter().any(|cell| of(cell).is_some())).collect();
+    let sizes = |panel: &&Panel<'_>| panel.cells.iter().map(|cell| cell.cell.bytes).collect::<Vec<_>>();
+    let sizes: Vec<u64> = rows.iter().flat_map(sizes).collect::<BTreeSet<_>>().into_iter().collect();
+    let base = shortened(&figures.names[0], 30);
+    let labels = rows.iter().map(|panel| text_width(&panel.title, 11.0));
+    let left = 16.0 + labels.fold(60.0, f64::max);
+    let table_right = left + FIELD.0 * sizes.len() as f64;
+    let table_bottom = TOP + FIELD.1 * rows.len() as f64;
+
+    let (title, how) = match other {
+        Other::One(i) => {
+            let name = shortened(&figures.names[i], 30);
+            (format!("{name} against {base}"), format!("time of {name} / time of {base}"))
+        }
+        Other::Best => (
+            format!("the fastest other against {base}"),
+            format!("time of the fastest other / time of {base}; the letter says which it is"),
+        ),
+    };
+    let mut svg = Svg::new(0.0, 0.0);
+    svg.text("title", (8.0, 20.0), &title);
+    svg.text("small quiet", (8.0, 36.0), &how);
+    let head_right = 8.0 + text_width(&how, 11.0).max(text_width(&title, 13.0));
+
+    for (column, bytes) in sizes.iter().enumerate() {
+        let middle = left + FIELD.0 * (column as f64 + 0.5);
+        svg.text(
+            "small middle",
+            (middle, TOP - 5.0 + 3.0),
+            &if *bytes == 0 { "-".into() } else { units::bytes(*bytes) },
+        );
+    }
+    for (i, panel) in rows.iter().enumerate() {
+        let y = TOP + 4.0 + FIELD.1 * i as f64;
+        svg.text("small end", (left - 6.0, y + 15.0), &panel.title);
+        for (column, bytes) in sizes.iter().enumerate() {
+            let field = [left + FIELD.0 * column as f64 + 1.0, y + 1.0, FIELD.0 - 2.0, FIELD.1 - 2.0];
+            let cell = panel.cells.iter().rev().find(|cell| cell.cell.bytes == *bytes);
+            match cell.and_then(|cell| Some((cell, of(cell)?))) {
+                Some((cell, (contender, ratio))) => {
+                    let letter = (other == Other::Best).then(|| letter(contender));
+                    field_of(&mut svg, field, figures, (cell, contender, ratio), letter);
+                }
+                None => svg.rect("empty", field, "", "not measured"),
+            }
+        }
+    }
+    let mut y = table_bottom + 30.0;
+    let right = color_key(&mut svg, (8.0, y), &base);
+    y += 34.0;
+    let same = "\u{2248}  no difference shown: 1 lies in the 95 % interval;   ?  too few values for an interval";
+    svg.text("small quiet", (8.0, y), same);
+    let mut widest = 8.0 + text_width(same, 11.0) * 0.93;
+    if other == Other::Best {
+        let names = figures.names.iter().enumerate();
+        for line in names.map(|(i, name)| format!("{}: {}", letter(i), shortened(name, 60))) {
+            y += 15.0;
+            svg.text("small", (8.0, y), &line);
+            widest = widest.max(8.0 + text_width(&line, 11.0));
+        }
+    }
+    svg.width = [table_right, head_right, right, widest].into_iter().fold(0.0, f64::max) + 10.0;
+    svg.height = y + 12.0;
+    svg
+}
+
+fn field_of(
+    svg: &mut Svg,
+    field: [f64; 4],
+    figures: &Figures,
+    (cell, contender, ratio): (&Compared, usize, Ratio),
+    letter: Option<char>,
+) {
+    let sign = match ratio.verdict() {
+        Verdict::Same => "\u{2248} ",
+        _ => "",
+    };
+    let mut text = format!("{sign}{}", units::ratio(ratio.value));
+    if ratio.verdict() == Verdict::Unknown {
+        text += " ?";
+    }
+    if let Some(letter) = letter {
+        text += &format!(" {letter}");
+    }
+    let color = if ratio.verdict() == Verdict::Same { color(0.0) } else { color(ratio.value.log2() / FULL) };
+    let (base, name) = (&figures.names[0], &figures.names[contender]);
+    let time = |i: usize| cell.times_us[i].map_or("-".into(), units::time);
+    let note = format!(
+        "{base} {}, {name} {}; ratio {:.3}, 95 % interval {}",
+        time(0),
+        time(contender),
+        ratio.value,
+        ratio.interval_text()
+    );
+    let [red, green, blue] = color;
+    svg.rect("field", field, &format!("fill:#{red:02x}{green:02x}{blue:02x}"), &note);
+    let [x, y, width, height] = field;
+    let class = if luminance(color) > 0.21 { "on-light" } else { "on-dark" };
+    svg.text(&format!("small middle {class}"), (x + width / 2.0, y + height / 2.0 + 4.0), &text);
+}
+
+/// Draws the colours with their ratios; where that ends on the right.
+fn color_key(svg: &mut Svg, (left, top): (f64, f64), base: &str) -> f64 {
+    let base = shortened(base, 18);
+    let (slower, faster) = (format!("{base} slower"), format!("{base} faster"));
+    svg.text("small", (left, top + 11.0), &slower);
+    let mut x = left + text_width(&slower, 11.0) + 4.0;
+    for step in -4..=4 {
+        let [red, green, blue] = color(f64::from(step) / 4.0);
+        svg.rect("field", [x, top, 26.0, 14.0], &format!("fill:#{red:02x}{green:02x}{blue:02x}"), "");
+        if step % 2 == 0 {
+            let label = ["1/4", "1/2", "1", "2", "4"][(step / 2 + 2) as usize];
+            svg.text("small middle quiet", (x + 13.0, top + 26.0), label);
+        }
+        x += 26.0;
+    }
+    svg.text("small", (x + 8.0, top + 11.0), &faster);
+    x + 8.0 + text_width(&faster, 11.0)
+}
+
+/// From -1 to 1.
+fn color(place: f64) -> [u8; 3] {
+    let place = if place.is_nan() { 0.0 } else { place.clamp(-1.0, 1.0) };
+    let above = COLORS.iter().position(|(at, _)| place <= *at).unwrap_or(COLORS.len() - 1).max(1);
+    let ((from, low), (to, high)) = (COLORS[above - 1], COLORS[above]);
+    let share = (place - from) / (to - from);
+    std::array::from_fn(|i| (f64::from(low[i]) + (f64::from(high[i]) - f64::from(low[i])) * share).round() as u8)
+}
+
+/// How bright, from 0 to 1, as eyes see it.
+fn luminance(color: [u8; 3]) -> f64 {
+    let linear = color.map(|part| (f64::from(part) / 255.0).powf(2.2));
+    0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::figures::tests::{cell, figures};
+    use super::*;
+
+    fn drawn(names: &[&str], cells: Vec<Compared>) -> Vec<(String, String)> {
+        let figures = figures(names, cells);
+        let pictures = pictures(&figures, &figures.panels());
+        pictures.into_iter().map(|picture| (picture.slug, picture.svg.inline(&picture.label))).collect()
+    }
+
+    /// Texts in fields and the colour before each, in order.
+    fn fields(svg: &str) -> Vec<(String, String)> {
+        let lines: Vec<&str> = svg.lines().collect();
+        let text = |line: &str| line.split(">").nth(1).unwrap().split('<').next().unwrap().to_string();
+        let fill = |line: &str| line.split("fill:").nth(1).unwrap()[..7].to_string();
+        let pairs =
+            lines.windows(2).filter(|pair| pair[0].starts_with("<rect class=\"field\"") && pair[1].contains("on-"));
+        pairs.map(|pair| (fill(pair[0]), text(pair[1]))).collect()
+    }
+
+    #[test]
+    fn fields_hold_the_ratio_and_its_colour() {
+        let two = |bytes, other, spread| cell("all_reduce", 2, bytes, &[Some(2.0), other], spread);
+        let cells =
+            vec![two(8, Some(8.0), 5.0), two(64, Some(0.5), 5.0), two(512, Some(2.02), 5.0), two(4096, None, 5.0)];
+        let pictures = drawn(&["shm", "mpi"], cells);
+        assert_eq!((pictures.len(), pictures[0].0.as_str()), (1, "heat-mpi"));
+        let svg = &pictures[0].1;
+        let expected = [("#1a5ba6", "4.00"), ("#b35806", "0.25"), ("#f4f4f1", "\u{2248} 1.01")];
+        assert_eq!(fields(svg), expected.map(|(fill, text)| (fill.to_string(), text.to_string())));
+        assert_eq!(svg.matches("class=\"empty\"").count(), 1);
+        for label in ["8 B", "64 B", "512 B", "4 KiB", "all_reduce f32 sum, 2 ranks", "time of mpi / time of shm"] {
+            assert!(svg.contains(&format!(">{label}</text>")), "{label}: {svg}");
+        }
+        assert!(svg.contains("shm 2 us, mpi 8 us; ratio 4.000, 95 % interval 3.800..4.200"), "{svg}");
+    }
+
+    #[test]
+    fn several_others_also_get_the_best_of_them() {
+        let cells = vec![cell("all_reduce", 2, 8, &[Some(1.0), Some(3.0), Some(2.0), None], 1.0)];
+        let pictures = drawn(&["shm", "mpi", "best", "ucx"], cells);
+        let slugs: Vec<_> = pictures.iter().map(|(slug, _)| slug.as_str()).collect();
+        assert_eq!(slugs, ["heat-best", "heat-mpi", "heat-best-2"]);
+        assert_eq!(fields(&pictures[0].1)[0].1, "2.00 C");
+        assert!(pictures[0].1.contains(">C: best</text>"));
+    }
+
+    #[test]
+    fn too_few_values_are_marked() {
+        let mut one = cell("all_reduce", 2, 8, &[Some(1.0), Some(3.0)], 1.0);
+        one.ratios = vec![Some(Ratio { value: 3.0, interval: None })];
+        assert_eq!(fields(&drawn(&["shm", "mpi"], vec![one])[0].1)[0].1, "3.00 ?");
+        assert!(drawn(&["shm", "mpi"], vec![cell("all_reduce", 2, 8, &[Some(1.0), None], 1.0)]).is_empty());
+    }
+
+    #[test]
+    fn names_of_files_are_harmless() {
+        assert_eq!(file_name("../../etc/pass wd"), "etc-pass-wd");
+        assert_eq!(file_name("shm#2"), "shm-2");
+        assert_eq!(file_name(&"\u{e4}x".repeat(100)).len(), 59);
+    }
+
+    #[test]
+    fn text_can_be_read_on_every_colour() {
+        for step in -100..=100 {
+            let light = luminance(color(f64::from(step) / 100.0));
+            // Contrast of WCAG 2 with nearly black or white text.
+            let contrast = if light > 0.21 { (light + 0.05) / (0.015 + 0.05) } else { 1.05 / (light + 0.05) };
+            assert!(contrast >= 3.9, "{step} {contrast}");
+        }
+    }
+}
