@@ -117,8 +117,7 @@ fn draw(workload: &str, unit: &str, rows: &[&WorkloadTimes], ops: &[&str]) -> Sv
         }
         y += ROW;
     }
-    svg.line("grid", (LEFT, y), (RIGHT, y));
-    svg.height = y + 10.0;
+    svg.height = y + 4.0;
     svg
 }
 

@@ -1,5 +1,6 @@
 //! What can be drawn, and how it falls apart into panels.
 
+use crate::bench::args::once;
 use crate::bench::comparison::Compared;
 use crate::bench::contenders::Contenders;
 use crate::bench::interval::Ratio;
@@ -52,6 +53,8 @@ pub(super) struct Panel<'a> {
     pub(super) of: &'a Row,
     /// In words, for example `all_reduce f32 sum, 2 ranks`.
     pub(super) title: String,
+    /// Without the number of ranks, and without the type when there is only one.
+    pub(super) kind: String,
     /// For names of files, for example `all_reduce-f32-2ranks`.
     pub(super) slug: String,
     /// In order of size.
@@ -77,21 +80,42 @@ impl Figures {
         self.workloads.is_empty() && !self.cells.iter().any(|cell| cell.times_us.iter().any(Option::is_some))
     }
 
-    /// One for each operation, type, operator, number of ranks and variant, in the order they were measured.
+    /// The element type, when all cells that have one have the same.
+    pub(super) fn only_dtype(&self) -> Option<&str> {
+        let mut dtypes = self.cells.iter().map(|cell| cell.cell.dtype.as_str()).filter(|dtype| *dtype != "none");
+        let first = dtypes.next()?;
+        dtypes.all(|dtype| dtype == first).then_some(first)
+    }
+
+    /// One for each operation, type, operator, number of ranks and variant: operations in the order they were measured, and
+    /// so on, ranks ascending.
     pub(super) fn panels(&self) -> Vec<Panel<'_>> {
         // In a comparison the backend of a cell is just that of the contender that met it first.
         let backends: BTreeSet<&str> = self.cells.iter().map(|cell| cell.cell.backend.as_str()).collect();
         let with_backend = backends.len() > 1 && !backends.iter().any(|name| self.names.iter().any(|n| n == name));
         let pins: BTreeSet<&str> = self.cells.iter().map(|cell| cell.cell.pin.as_str()).collect();
         let with_pin = pins.len() > 1;
+        let only_dtype = self.only_dtype();
         let mut panels: Vec<Panel<'_>> = Vec::new();
         for cell in &self.cells {
             let (title, slug) = describe(&cell.cell, with_backend, with_pin);
+            let mut kind = title.replacen(&format!(", {}", ranks(&cell.cell)), "", 1);
+            if let Some(dtype) = only_dtype {
+                kind = kind.replacen(&format!(" {dtype}"), "", 1);
+            }
             match panels.iter_mut().find(|panel| panel.slug == slug) {
                 Some(panel) => panel.cells.push(cell),
-                None => panels.push(Panel { of: &cell.cell, title, slug, cells: vec![cell] }),
+                None => panels.push(Panel { of: &cell.cell, title, kind, slug, cells: vec![cell] }),
             }
         }
+        let order = |of: fn(&Row) -> &str| once(self.cells.iter().map(|cell| of(&cell.cell)).collect());
+        let place = |order: &[&str], name: &str| order.iter().position(|other| *other == name);
+        let (ops, dtypes) = (order(|row| &row.op), order(|row| &row.dtype));
+        let kinds: Vec<String> = once(panels.iter().map(|panel| panel.kind.clone()).collect());
+        panels.sort_by_key(|panel| {
+            let (row, kind) = (panel.of, kinds.iter().position(|kind| *kind == panel.kind));
+            (place(&ops, &row.op), place(&dtypes, &row.dtype), kind, row.ranks)
+        });
         for panel in &mut panels {
             panel.cells.sort_by_key(|cell| cell.cell.bytes);
         }
@@ -115,6 +139,11 @@ pub(crate) fn title(names: &[String]) -> String {
     format!("rankwise bench{named}")
 }
 
+/// For example `2 ranks`.
+pub(super) fn ranks(row: &Row) -> String {
+    format!("{} rank{}", row.ranks, if row.ranks == 1 { "" } else { "s" })
+}
+
 /// What the cell is, without its size: in words, and for names of files.
 fn describe(row: &Row, backend: bool, pin: bool) -> (String, String) {
     let (mut title, mut slug) = (row.op.clone(), row.op.clone());
@@ -129,8 +158,7 @@ fn describe(row: &Row, backend: bool, pin: bool) -> (String, String) {
     if said(&row.redop) && row.redop != "sum" {
         slug += &format!("-{}", row.redop);
     }
-    let plural = if row.ranks == 1 { "" } else { "s" };
-    title += &format!(", {} rank{plural}", row.ranks);
+    title += &format!(", {}", ranks(row));
     slug += &format!("-{}ranks", row.ranks);
     for (holds, words, short) in [
         (row.in_place && row.op != Op::Broadcast.name(), "in place", "inplace"),

@@ -86,7 +86,7 @@ impl PictureFiles {
         let page = self.html.as_ref().map(|path| path.display().to_string());
         let drawn = self.svg.as_ref().map(|path| {
             let files = written - usize::from(self.html.is_some());
-            format!("{files} files in {}", path.display())
+            format!("{files} SVG in {}", path.display())
         });
         format!("pictures: {}", page.into_iter().chain(drawn).collect::<Vec<_>>().join(", "))
     }
@@ -193,7 +193,7 @@ mod tests {
             assert_eq!(text.matches("http").count(), 1);
         }
         let line = files.summary(written.len());
-        assert!(line.contains("a.html, 4 files in "), "{line}");
+        assert!(line.contains("a.html, 4 SVG in "), "{line}");
     }
 
     #[test]

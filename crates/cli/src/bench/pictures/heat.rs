@@ -1,6 +1,6 @@
 //! Ratios of times as a map of colours, with each ratio in its field.
 
-use super::figures::{Figures, Panel, best_other, letter};
+use super::figures::{Figures, Panel, best_other, letter, ranks};
 use super::lines::Picture;
 use super::svg::{Svg, text_width};
 use super::units::{self, shortened};
@@ -17,8 +17,10 @@ enum Other {
     Best,
 }
 
-const FIELD: (f64, f64) = (54.0, 22.0);
-const TOP: f64 = 52.0;
+const TOP: f64 = 60.0;
+
+/// Width of a colour in the key.
+const KEY: f64 = 17.0;
 
 /// Where a colour is full: a factor of four either way.
 const FULL: f64 = 2.0;
@@ -79,65 +81,81 @@ fn draw(figures: &Figures, panels: &[Panel<'_>], other: Other) -> Svg {
     let sizes = |panel: &&Panel<'_>| panel.cells.iter().map(|cell| cell.cell.bytes).collect::<Vec<_>>();
     let sizes: Vec<u64> = rows.iter().flat_map(sizes).collect::<BTreeSet<_>>().into_iter().collect();
     let base = shortened(&figures.names[0], 30);
-    let labels = rows.iter().map(|panel| text_width(&panel.title, 11.0));
-    let left = 16.0 + labels.fold(60.0, f64::max);
-    let table_right = left + FIELD.0 * sizes.len() as f64;
-    let table_bottom = TOP + FIELD.1 * rows.len() as f64;
+    let field = (if other == Other::Best { 62.0 } else { 54.0 }, 22.0);
+    // Rows of one kind that differ in ranks have a heading, unless that would be one for each row.
+    let grouped = rows.iter().any(|panel| panel.of.ranks != rows[0].of.ranks);
+    let label = |panel: &Panel<'_>| if grouped { ranks(panel.of) } else { panel.kind.clone() };
+    let left = 16.0 + rows.iter().map(|panel| text_width(&label(panel), 11.0)).fold(0.0, f64::max);
+    let table_right = left + field.0 * sizes.len() as f64;
 
+    let mut shared = figures.only_dtype().map(|dtype| format!(", {dtype}")).unwrap_or_default();
+    if !grouped {
+        shared += &rows.first().map(|panel| format!(", {}", ranks(panel.of))).unwrap_or_default();
+    }
     let (title, how) = match other {
         Other::One(i) => {
             let name = shortened(&figures.names[i], 30);
-            (format!("{name} against {base}"), format!("time of {name} / time of {base}"))
+            (format!("{name} against {base}"), format!("time of {name} / time of {base}{shared}"))
         }
-        Other::Best => (
-            format!("the fastest other against {base}"),
-            format!("time of the fastest other / time of {base}; the letter says which it is"),
-        ),
+        Other::Best => {
+            (format!("the fastest other against {base}"), format!("time of the fastest other / time of {base}{shared}"))
+        }
     };
     let mut svg = Svg::new(0.0, 0.0);
     svg.text("title", (8.0, 20.0), &title);
     svg.text("small quiet", (8.0, 36.0), &how);
     let head_right = 8.0 + text_width(&how, 11.0).max(text_width(&title, 13.0));
 
+    let middle = |column: usize| left + field.0 * (column as f64 + 0.5);
     for (column, bytes) in sizes.iter().enumerate() {
-        let middle = left + FIELD.0 * (column as f64 + 0.5);
-        svg.text(
-            "small middle",
-            (middle, TOP - 5.0 + 3.0),
-            &if *bytes == 0 { "-".into() } else { units::bytes(*bytes) },
-        );
+        svg.text("small middle", (middle(column), TOP - 4.0), &units::bytes(*bytes));
     }
+    let mut y = TOP + 2.0;
     for (i, panel) in rows.iter().enumerate() {
-        let y = TOP + 4.0 + FIELD.1 * i as f64;
-        svg.text("small end", (left - 6.0, y + 15.0), &panel.title);
+        if grouped && (i == 0 || rows[i - 1].kind != panel.kind) {
+            svg.text("small bold", (8.0, y + 14.0), &panel.kind);
+            y += 20.0;
+        }
+        svg.text("small end", (left - 6.0, y + 15.0), &label(panel));
         for (column, bytes) in sizes.iter().enumerate() {
-            let field = [left + FIELD.0 * column as f64 + 1.0, y + 1.0, FIELD.0 - 2.0, FIELD.1 - 2.0];
+            let place = [left + field.0 * column as f64 + 1.0, y + 1.0, field.0 - 2.0, field.1 - 2.0];
             let cell = panel.cells.iter().rev().find(|cell| cell.cell.bytes == *bytes);
             match cell.and_then(|cell| Some((cell, of(cell)?))) {
                 Some((cell, (contender, ratio))) => {
                     let letter = (other == Other::Best).then(|| letter(contender));
-                    field_of(&mut svg, field, figures, (cell, contender, ratio), letter);
+                    field_of(&mut svg, place, figures, (cell, contender, ratio), letter);
                 }
-                None => svg.rect("empty", field, "", "not measured"),
+                None => svg.rect("empty", place, "", "not measured"),
             }
         }
+        y += field.1;
     }
-    let mut y = table_bottom + 30.0;
+    y += 18.0;
     let right = color_key(&mut svg, (8.0, y), &base);
-    y += 34.0;
-    let same = "\u{2248}  no difference shown: 1 lies in the 95 % interval;   ?  too few values for an interval";
-    svg.text("small quiet", (8.0, y), same);
-    let mut widest = 8.0 + text_width(same, 11.0) * 0.93;
-    if other == Other::Best {
-        let names = figures.names.iter().enumerate();
-        for line in names.map(|(i, name)| format!("{}: {}", letter(i), shortened(name, 60))) {
-            y += 15.0;
-            svg.text("small", (8.0, y), &line);
-            widest = widest.max(8.0 + text_width(&line, 11.0));
+    y += 46.0;
+    let verdicts = rows.iter().flat_map(|panel| &panel.cells).filter_map(|cell| Some(of(cell)?.1.verdict()));
+    let verdicts: Vec<Verdict> = verdicts.collect();
+    let mut below = Vec::new();
+    for (verdict, line) in [
+        (Verdict::Same, "\u{2248}  no difference shown: 1 lies in the 95 % interval"),
+        (Verdict::Unknown, "?  too few values for an interval"),
+    ] {
+        if verdicts.contains(&verdict) {
+            below.push(line.to_string());
         }
     }
+    if other == Other::Best {
+        let names = figures.names.iter().enumerate();
+        below.extend(names.map(|(i, name)| format!("{}  {}", letter(i), shortened(name, 44))));
+    }
+    let mut widest = 0.0_f64;
+    for line in &below {
+        svg.text("small quiet", (8.0, y), line);
+        widest = widest.max(8.0 + text_width(line, 11.0));
+        y += 15.0;
+    }
     svg.width = [table_right, head_right, right, widest].into_iter().fold(0.0, f64::max) + 10.0;
-    svg.height = y + 12.0;
+    svg.height = y;
     svg
 }
 
@@ -184,12 +202,12 @@ fn color_key(svg: &mut Svg, (left, top): (f64, f64), base: &str) -> f64 {
     let mut x = left + text_width(&slower, 11.0) + 4.0;
     for step in -4..=4 {
         let [red, green, blue] = color(f64::from(step) / 4.0);
-        svg.rect("field", [x, top, 26.0, 14.0], &format!("fill:#{red:02x}{green:02x}{blue:02x}"), "");
+        svg.rect("field", [x, top, KEY, 14.0], &format!("fill:#{red:02x}{green:02x}{blue:02x}"), "");
         if step % 2 == 0 {
             let label = ["1/4", "1/2", "1", "2", "4"][(step / 2 + 2) as usize];
-            svg.text("small middle quiet", (x + 13.0, top + 26.0), label);
+            svg.text("small middle quiet", (x + KEY / 2.0, top + 27.0), label);
         }
-        x += 26.0;
+        x += KEY;
     }
     svg.text("small", (x + 8.0, top + 11.0), &faster);
     x + 8.0 + text_width(&faster, 11.0)
@@ -242,7 +260,7 @@ mod tests {
         let expected = [("#1a5ba6", "4.00"), ("#b35806", "0.25"), ("#f4f4f1", "\u{2248} 1.01")];
         assert_eq!(fields(svg), expected.map(|(fill, text)| (fill.to_string(), text.to_string())));
         assert_eq!(svg.matches("class=\"empty\"").count(), 1);
-        for label in ["8 B", "64 B", "512 B", "4 KiB", "all_reduce f32 sum, 2 ranks", "time of mpi / time of shm"] {
+        for label in ["8 B", "64 B", "512 B", "4 KiB", "all_reduce sum", "time of mpi / time of shm, f32, 2 ranks"] {
             assert!(svg.contains(&format!(">{label}</text>")), "{label}: {svg}");
         }
         assert!(svg.contains("shm 2 us, mpi 8 us; ratio 4.000, 95 % interval 3.800..4.200"), "{svg}");
@@ -255,7 +273,7 @@ mod tests {
         let slugs: Vec<_> = pictures.iter().map(|(slug, _)| slug.as_str()).collect();
         assert_eq!(slugs, ["heat-best", "heat-mpi", "heat-best-2"]);
         assert_eq!(fields(&pictures[0].1)[0].1, "2.00 C");
-        assert!(pictures[0].1.contains(">C: best</text>"));
+        assert!(pictures[0].1.contains(">C  best</text>"));
     }
 
     #[test]

@@ -146,7 +146,7 @@ fn draw(title: &str, names: &[String], cells: &[&Compared], quantity: Quantity, 
     top += legend::draw(&mut svg, top, 8.0, RIGHT, Sign::LineAndMarker, &legend);
     top += 18.0;
     svg.text("small quiet", (8.0, top), quantity.title());
-    top += 10.0;
+    top += 15.0;
     let bottom = top + PLOT_HEIGHT;
     svg.height = bottom + 40.0;
 
@@ -244,8 +244,8 @@ mod tests {
         // Sizes span 6 octaves with 4 % more at each end, so the first is at 0.24 / 6.48 of the width.
         let (width, height) = (RIGHT - LEFT, PLOT_HEIGHT);
         let x = |octaves: f64| LEFT + (0.24 + octaves) / 6.48 * width;
-        // Title 15, legend 17 and gaps: the plot is from 74 down; times span 6 octaves with 6 % more at each end.
-        let (top, pad) = (74.0, 0.36);
+        // Title 15, legend 17 and gaps: the plot is from 79 down; times span 6 octaves with 6 % more at each end.
+        let (top, pad) = (79.0, 0.36);
         let y = |octaves: f64| top + height - (pad + octaves) / (6.0 + 2.0 * pad) * height;
         let expected = [(x(0.0), y(0.0)), (x(2.0), y(2.0)), (x(6.0), y(6.0))];
         for ((x, y), (expected_x, expected_y)) in circles(&pictures[0].1).into_iter().zip(expected) {

@@ -33,7 +33,7 @@ pub(super) fn html(figures: &Figures, panels: &[Panel<'_>]) -> String {
         html += "</section>\n";
     }
     if !figures.workloads.is_empty() {
-        html += "<section><h2>Workloads</h2>\n<div class=\"grid\">\n";
+        html += "<section><h2>Workloads</h2>\n<div class=\"panels\">\n";
         for picture in bars::panels(&figures.workloads) {
             let _ = writeln!(html, "<figure>{}</figure>", picture.svg.inline(&picture.label));
         }
@@ -41,7 +41,7 @@ pub(super) fn html(figures: &Figures, panels: &[Panel<'_>]) -> String {
     }
     let drawn = lines::pictures(&figures.names, panels);
     if !drawn.is_empty() {
-        html += "<section><h2>Time and bandwidth</h2>\n<div class=\"grid\">\n";
+        html += "<section><h2>Time and bandwidth</h2>\n<div class=\"panels\">\n";
         for picture in drawn {
             let _ = writeln!(html, "<figure>{}</figure>", picture.svg.inline(&picture.label));
         }
@@ -95,15 +95,16 @@ fn how_to_read(figures: &Figures) -> String {
 
 const SHEET: &str = "*{box-sizing:border-box}
 body{margin:0;background:#fff;color:#1d2125;font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif}
-main{max-width:1240px;margin:0 auto;padding:16px}
+main{max-width:1000px;margin:0 auto;padding:16px}
+@media (min-width:1500px){main{max-width:1460px}}
 h1{font-size:1.5rem;line-height:1.25;margin:8px 0 16px;overflow-wrap:anywhere}
 h2{font-size:1.15rem;margin:28px 0 8px}
 ul{padding-left:1.2em;max-width:75ch}
 li{margin:4px 0;overflow-wrap:anywhere}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));gap:12px;align-items:start}
+.panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));gap:12px;align-items:start}
 figure{margin:0 0 12px}
-.grid figure{border:1px solid #e3e6ea;border-radius:6px;margin:0}
-.grid svg{display:block;width:100%;height:auto;max-width:480px;margin:0 auto}
+.panels figure{border:1px solid #e3e6ea;border-radius:6px;margin:0}
+.panels svg{display:block;width:100%;height:auto;max-width:480px;margin:0 auto}
 .scroll{overflow-x:auto;max-width:100%}
 .scroll svg{display:block}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
@@ -122,7 +123,7 @@ details{border-bottom:1px solid #e3e6ea;padding:6px 0}
 summary{cursor:pointer}
 @media screen and (prefers-color-scheme:dark){
 body{background:#15181c;color:#e3e6ea}
-th,td,details,.grid figure{border-color:#2c3238}
+th,td,details,.panels figure{border-color:#2c3238}
 caption,.quiet,.facts th{color:#a2abb5}
 }
 @media print{
@@ -130,7 +131,7 @@ caption,.quiet,.facts th{color:#a2abb5}
 body{font-size:11px}
 main{max-width:none;padding:0}
 h2{break-after:avoid}
-.grid{grid-template-columns:repeat(2,1fr)}
+.panels{grid-template-columns:repeat(2,1fr)}
 figure,tr,.remarks li{break-inside:avoid}
 .scroll{overflow:visible}
 .scroll svg{width:auto;height:auto;max-width:100%;max-height:240mm}
