@@ -94,7 +94,7 @@ impl PictureFiles {
 
 fn pictures(figures: &Figures, panels: &[Panel<'_>]) -> Vec<Picture> {
     let mut pictures = lines::pictures(&figures.names, panels);
-    pictures.extend(heat::pictures(figures, panels));
+    pictures.extend(heat::pictures(figures, panels, usize::MAX));
     pictures.extend(bars::all(&figures.workloads));
     pictures
 }

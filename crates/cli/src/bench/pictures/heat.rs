@@ -36,27 +36,54 @@ const COLORS: [(f64, [u8; 3]); 7] = [
     (1.0, [0x1a, 0x5b, 0xa6]),
 ];
 
-/// A map for each other contender, and one for the best of them if there are several.
-pub(super) fn pictures(figures: &Figures, panels: &[Panel<'_>]) -> Vec<Picture> {
+/// A map for each other contender, and one for the best of them if there are several. Those with more rows are cut into
+/// parts.
+pub(super) fn pictures(figures: &Figures, panels: &[Panel<'_>], most_rows: usize) -> Vec<Picture> {
     let others: Vec<usize> = (1..figures.names.len()).filter(|other| known(figures, *other)).collect();
     let best = (others.len() > 1).then_some(Other::Best);
     let all = best.into_iter().chain(others.into_iter().map(Other::One));
     let mut pictures: Vec<Picture> = Vec::new();
     for other in all {
-        let (base, svg) = (&figures.names[0], draw(figures, panels, other));
+        let base = &figures.names[0];
+        let measured = |panel: &&Panel<'_>| panel.cells.iter().any(|cell| ratio_of(cell, other).is_some());
+        let parts = parts(panels.iter().filter(measured).collect(), most_rows);
         let (name, label) = match other {
             Other::One(i) => {
                 (file_name(&figures.names[i]), format!("{} against {base}: ratio of times", figures.names[i]))
             }
             Other::Best => ("best".into(), format!("the fastest other against {base}: ratio of times")),
         };
-        let taken = |slug: &str| pictures.iter().any(|picture| picture.slug == slug);
-        let slug = format!("heat-{name}");
-        let numbered = (2..).map(|n| format!("{slug}-{n}"));
-        let slug = std::iter::once(slug.clone()).chain(numbered).find(|slug| !taken(slug)).unwrap_or(slug);
-        pictures.push(Picture { slug, label, svg });
+        for (i, rows) in parts.iter().enumerate() {
+            let part = if parts.len() > 1 { format!(" ({} of {})", i + 1, parts.len()) } else { String::new() };
+            let svg = draw(figures, rows, other, &part);
+            let taken = |slug: &str| pictures.iter().any(|picture| picture.slug == slug);
+            let slug = format!("heat-{name}");
+            let numbered = (2..).map(|n| format!("{slug}-{n}"));
+            let slug = std::iter::once(slug.clone()).chain(numbered).find(|slug| !taken(slug)).unwrap_or(slug);
+            pictures.push(Picture { slug, label: format!("{label}{part}"), svg });
+        }
     }
     pictures
+}
+
+/// Rows of one kind stay together where they fit.
+fn parts<'a>(rows: Vec<&'a Panel<'a>>, most_rows: usize) -> Vec<Vec<&'a Panel<'a>>> {
+    let mut parts: Vec<Vec<&Panel<'_>>> = Vec::new();
+    for kind in rows.chunk_by(|one, other| one.kind == other.kind).flat_map(|kind| kind.chunks(most_rows)) {
+        match parts.last_mut() {
+            Some(part) if part.len() + kind.len() <= most_rows => part.extend(kind),
+            _ => parts.push(kind.to_vec()),
+        }
+    }
+    parts
+}
+
+/// The contender and its ratio to the first.
+fn ratio_of(cell: &Compared, other: Other) -> Option<(usize, Ratio)> {
+    match other {
+        Other::One(i) => cell.ratios.get(i - 1).copied().flatten().map(|ratio| (i, ratio)),
+        Other::Best => best_other(cell),
+    }
 }
 
 fn known(figures: &Figures, other: usize) -> bool {
@@ -71,13 +98,8 @@ pub(super) fn file_name(name: &str) -> String {
     name[start..].trim_matches(['.', '-']).to_string()
 }
 
-fn draw(figures: &Figures, panels: &[Panel<'_>], other: Other) -> Svg {
-    let of = |cell: &Compared| match other {
-        Other::One(i) => cell.ratios.get(i - 1).copied().flatten().map(|ratio| (i, ratio)),
-        Other::Best => best_other(cell),
-    };
-    let rows: Vec<&Panel<'_>> =
-        panels.iter().filter(|panel| panel.cells.iter().any(|cell| of(cell).is_some())).collect();
+fn draw(figures: &Figures, rows: &[&Panel<'_>], other: Other, part: &str) -> Svg {
+    let of = |cell: &Compared| ratio_of(cell, other);
     let sizes = |panel: &&Panel<'_>| panel.cells.iter().map(|cell| cell.cell.bytes).collect::<Vec<_>>();
     let sizes: Vec<u64> = rows.iter().flat_map(sizes).collect::<BTreeSet<_>>().into_iter().collect();
     let base = shortened(&figures.names[0], 30);
@@ -95,11 +117,12 @@ fn draw(figures: &Figures, panels: &[Panel<'_>], other: Other) -> Svg {
     let (title, how) = match other {
         Other::One(i) => {
             let name = shortened(&figures.names[i], 30);
-            (format!("{name} against {base}"), format!("time of {name} / time of {base}{shared}"))
+            (format!("{name} against {base}{part}"), format!("time of {name} / time of {base}{shared}"))
         }
-        Other::Best => {
-            (format!("the fastest other against {base}"), format!("time of the fastest other / time of {base}{shared}"))
-        }
+        Other::Best => (
+            format!("the fastest other against {base}{part}"),
+            format!("time of the fastest other / time of {base}{shared}"),
+        ),
     };
     let mut svg = Svg::new(0.0, 0.0);
     svg.text("title", (8.0, 20.0), &title);
@@ -235,7 +258,7 @@ mod tests {
 
     fn drawn(names: &[&str], cells: Vec<Compared>) -> Vec<(String, String)> {
         let figures = figures(names, cells);
-        let pictures = pictures(&figures, &figures.panels());
+        let pictures = pictures(&figures, &figures.panels(), 99);
         pictures.into_iter().map(|picture| (picture.slug, picture.svg.inline(&picture.label))).collect()
     }
 
@@ -274,6 +297,22 @@ mod tests {
         assert_eq!(slugs, ["heat-best", "heat-mpi", "heat-best-2"]);
         assert_eq!(fields(&pictures[0].1)[0].1, "2.00 C");
         assert!(pictures[0].1.contains(">C  best</text>"));
+    }
+
+    #[test]
+    fn long_maps_are_cut_between_operations() {
+        let cells = ["all_reduce", "all_gather", "broadcast"]
+            .into_iter()
+            .flat_map(|op| [2, 4, 8].map(|ranks| cell(op, ranks, 8, &[Some(1.0), Some(2.0)], 1.0)))
+            .collect();
+        let figures = figures(&["shm", "mpi"], cells);
+        let parts = |most| pictures(&figures, &figures.panels(), most);
+        let labels: Vec<_> = parts(7).into_iter().map(|picture| picture.label).collect();
+        let label = |part: &str| format!("mpi against shm: ratio of times ({part})");
+        assert_eq!(labels, [label("1 of 2"), label("2 of 2")]);
+        let fields =
+            |most: usize| parts(most).iter().map(|picture| fields(&picture.svg.inline("")).len()).collect::<Vec<_>>();
+        assert_eq!((fields(7), fields(2), fields(99)), (vec![6, 3], vec![2, 1, 2, 1, 2, 1], vec![9]));
     }
 
     #[test]

@@ -24,13 +24,13 @@ pub(super) fn html(figures: &Figures, panels: &[Panel<'_>]) -> String {
         html += "</ul></section>\n";
     }
     html += &how_to_read(figures);
-    let maps = heat::pictures(figures, panels);
+    let maps = heat::pictures(figures, panels, ROWS_OF_MAP);
     if !maps.is_empty() {
-        html += "<section><h2>Ratios</h2>\n";
+        html += "<section><h2>Ratios</h2>\n<div class=\"maps\">\n";
         for picture in maps {
             let _ = writeln!(html, "<figure class=\"scroll\">{}</figure>", picture.svg.inline(&picture.label));
         }
-        html += "</section>\n";
+        html += "</div></section>\n";
     }
     if !figures.workloads.is_empty() {
         html += "<section><h2>Workloads</h2>\n<div class=\"panels\">\n";
@@ -39,21 +39,27 @@ pub(super) fn html(figures: &Figures, panels: &[Panel<'_>]) -> String {
         }
         html += "</div></section>\n";
     }
-    let drawn = lines::pictures(&figures.names, panels);
-    if !drawn.is_empty() {
-        html += "<section><h2>Time and bandwidth</h2>\n<div class=\"panels\">\n";
-        for picture in drawn {
-            let _ = writeln!(html, "<figure>{}</figure>", picture.svg.inline(&picture.label));
+    if !panels.is_empty() {
+        html += "<section><h2>Time and bandwidth</h2>\n";
+        for of_op in panels.chunk_by(|one, other| one.of.op == other.of.op) {
+            let _ = write!(html, "<h3>{}</h3>\n<div class=\"panels\">\n", escape(&of_op[0].of.op));
+            for picture in lines::pictures(&figures.names, of_op) {
+                let _ = writeln!(html, "<figure>{}</figure>", picture.svg.inline(&picture.label));
+            }
+            html += "</div>\n";
         }
-        html += "</div></section>\n";
+        html += "</section>\n";
     }
-    html += "<section><h2>Numbers</h2>\n";
+    html += "<section><h2>Numbers</h2>\n<p>Tables unfold at a touch, and are printed when they are unfolded.</p>\n";
     if !figures.workloads.is_empty() {
         html += &tables::workloads(figures);
     }
     html += &tables::cells(figures, panels);
     html + "</section>\n</main>\n</body>\n</html>\n"
 }
+
+/// Longer maps could not be read in print.
+const ROWS_OF_MAP: usize = 30;
 
 fn how_to_read(figures: &Figures) -> String {
     let mut points = Vec::new();
@@ -99,6 +105,9 @@ main{max-width:1000px;margin:0 auto;padding:16px}
 @media (min-width:1500px){main{max-width:1460px}}
 h1{font-size:1.5rem;line-height:1.25;margin:8px 0 16px;overflow-wrap:anywhere}
 h2{font-size:1.15rem;margin:28px 0 8px}
+h3{font-size:1rem;margin:20px 0 8px}
+.maps{display:flex;flex-wrap:wrap;gap:12px 24px;align-items:flex-start}
+.maps figure{margin:0}
 ul{padding-left:1.2em;max-width:75ch}
 li{margin:4px 0;overflow-wrap:anywhere}
 .panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr));gap:12px;align-items:start}
@@ -110,7 +119,11 @@ figure{margin:0 0 12px}
 table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}
 caption{text-align:left;color:#59636e;padding:4px 0}
 th,td{padding:3px 10px 3px 0;text-align:right;white-space:nowrap;border-bottom:1px solid #e3e6ea}
-th:first-child,.words{text-align:left}
+th,.words{text-align:left}
+thead th{text-align:right}
+thead th:first-child,thead th:nth-child(2),thead .words{text-align:left}
+tbody th[rowspan]{vertical-align:top}
+tbody+tbody tr:first-child>*{border-top:1px solid #aab2ba}
 thead th{font-weight:600}
 tbody th{font-weight:500}
 .quiet{color:#59636e}
@@ -130,14 +143,14 @@ caption,.quiet,.facts th{color:#a2abb5}
 @page{margin:14mm}
 body{font-size:11px}
 main{max-width:none;padding:0}
-h2{break-after:avoid}
+h2,h3{break-after:avoid}
 .panels{grid-template-columns:repeat(2,1fr)}
 figure,tr,.remarks li{break-inside:avoid}
 .scroll{overflow:visible}
 .scroll svg{width:auto;height:auto;max-width:100%;max-height:240mm}
 table{font-size:9px}
 th,td{white-space:normal;padding-right:6px}
-details::details-content{content-visibility:visible;block-size:auto}
+.maps{display:block}
 .picture rect,.picture text{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 }";
 

@@ -3,13 +3,14 @@
 use super::figures::{Figures, Panel, bus_bandwidth};
 use super::svg::escape;
 use super::units;
+use crate::bench::comparison::Compared;
 use crate::bench::origin::Origin;
 use crate::bench::report::microseconds;
 use std::fmt::Write;
 
 /// One folding table for each panel.
 pub(super) fn cells(figures: &Figures, panels: &[Panel<'_>]) -> String {
-    let mut html = String::new();
+    let (mut html, with_ratios) = (String::new(), figures.has_ratios());
     for panel in panels {
         let title = escape(&panel.title);
         let _ = write!(
@@ -17,47 +18,51 @@ pub(super) fn cells(figures: &Figures, panels: &[Panel<'_>]) -> String {
             "<details><summary>{title}</summary><div class=\"scroll\"><table><caption>{title}: median times in us, bus bandwidth \
              in GB/s</caption>\n<thead><tr><th scope=\"col\">size</th>"
         );
-        for (i, name) in figures.names.iter().enumerate() {
-            let name = escape(name);
+        for column in ["contender", "time", "95 %", "busbw"] {
+            let _ = write!(html, "<th scope=\"col\">{column}</th>");
+        }
+        if with_ratios {
             let _ =
-                write!(html, "<th scope=\"col\">{name}</th><th scope=\"col\">95 %</th><th scope=\"col\">busbw</th>");
-            if i > 0 && figures.has_ratios() {
-                let _ = write!(
-                    html,
-                    "<th scope=\"col\">ratio</th><th scope=\"col\">95 %</th><th scope=\"col\">the other is</th>"
-                );
-            }
+                write!(html, "<th scope=\"col\">ratio</th><th scope=\"col\">95 %</th><th scope=\"col\">which is</th>");
         }
-        html += "</tr></thead>\n<tbody>";
+        html += "</tr></thead>\n";
         for cell in &panel.cells {
-            let _ = write!(html, "<tr><th scope=\"row\">{}</th>", units::bytes(cell.cell.bytes));
-            for i in 0..figures.names.len() {
-                let time = cell.times_us.get(i).copied().flatten();
-                let interval = cell.intervals_us.get(i).copied().flatten();
-                let bus = time.and_then(|us| bus_bandwidth(&cell.cell, us));
-                let _ = write!(
-                    html,
-                    "<td>{}</td><td class=\"quiet\">{}</td><td>{}</td>",
-                    time.map_or("-".into(), microseconds),
-                    interval.map_or("-".into(), |(low, high)| format!("{}..{}", microseconds(low), microseconds(high))),
-                    bus.map_or("-".into(), |gbs| format!("{gbs:.3}")),
-                );
-                if i > 0 && figures.has_ratios() {
-                    let ratio = cell.ratios.get(i - 1).copied().flatten();
-                    let _ = write!(
-                        html,
-                        "<td>{}</td><td class=\"quiet\">{}</td><td>{}</td>",
-                        ratio.map_or("-".into(), |ratio| format!("{:.3}", ratio.value)),
-                        ratio.map_or("-".into(), |ratio| ratio.interval_text()),
-                        ratio.map_or("-", |ratio| ratio.verdict().name()),
-                    );
-                }
+            let size = units::bytes(cell.cell.bytes);
+            let _ = write!(html, "<tbody><tr><th scope=\"rowgroup\" rowspan=\"{}\">{size}</th>", figures.names.len());
+            for (i, name) in figures.names.iter().enumerate() {
+                html += if i > 0 { "<tr>" } else { "" };
+                html += &row(cell, i, name, with_ratios);
             }
-            html += "</tr>\n";
+            html += "</tbody>\n";
         }
-        html += "</tbody></table></div></details>\n";
+        html += "</table></div></details>\n";
     }
     html
+}
+
+/// One contender at one size, without the size.
+fn row(cell: &Compared, contender: usize, name: &str, with_ratios: bool) -> String {
+    let time = cell.times_us.get(contender).copied().flatten();
+    let interval = cell.intervals_us.get(contender).copied().flatten();
+    let bus = time.and_then(|us| bus_bandwidth(&cell.cell, us));
+    let mut html = format!(
+        "<th scope=\"row\">{}</th><td>{}</td><td class=\"quiet\">{}</td><td>{}</td>",
+        escape(name),
+        time.map_or("-".into(), microseconds),
+        interval.map_or("-".into(), |(low, high)| format!("{}..{}", microseconds(low), microseconds(high))),
+        bus.map_or("-".into(), |gbs| format!("{gbs:.3}")),
+    );
+    if with_ratios {
+        let ratio = contender.checked_sub(1).and_then(|other| cell.ratios.get(other).copied().flatten());
+        let _ = write!(
+            html,
+            "<td>{}</td><td class=\"quiet\">{}</td><td>{}</td>",
+            ratio.map_or("-".into(), |ratio| format!("{:.3}", ratio.value)),
+            ratio.map_or("-".into(), |ratio| ratio.interval_text()),
+            ratio.map_or("-", |ratio| ratio.verdict().name()),
+        );
+    }
+    html + "</tr>"
 }
 
 /// One folding table of the workloads.
@@ -148,10 +153,25 @@ mod tests {
             .skip(1)
             .map(|field| field.split('>').nth(1).unwrap().split('<').next().unwrap())
             .collect();
-        let expected =
-            ["2.000", "1.800..2.200", "2.048", "4.000", "3.600..4.400", "1.024", "2.000", "1.800..2.200", "slower"];
+        let expected = [
+            "2.000",
+            "1.800..2.200",
+            "2.048",
+            "-",
+            "-",
+            "-", // The base has no ratio.
+            "4.000",
+            "3.600..4.400",
+            "1.024",
+            "2.000",
+            "1.800..2.200",
+            "slower",
+        ];
         assert_eq!(fields, expected, "{html}");
-        assert!(html.contains("<th scope=\"row\">4 KiB</th>") && html.contains("<th scope=\"col\">&lt;b&gt;</th>"));
+        assert!(
+            html.contains("<th scope=\"rowgroup\" rowspan=\"2\">4 KiB</th>")
+                && html.contains("<th scope=\"row\">&lt;b&gt;</th>")
+        );
     }
 
     #[test]
