@@ -15,6 +15,7 @@ struct arguments {
     uint64_t size[MOST_SIZES];
     int sizes;
     int cpu[MOST_CPUS], cpus;  // those the ranks may use
+    int processors, ranks;     // how many CPUs there are for them; ranks that must have been started
     struct effort effort;
     int warm, in_place, pin, version;
     unsigned silence_s;  // longest time for one cell
@@ -61,6 +62,9 @@ static int argument(struct arguments *args, const char *key, char *value) {
     } else if (!strcmp(key, "silence-s")) {
         right = whole(value, 1000000, &number) && number > 0;
         args->silence_s = (unsigned)number;
+    } else if (!strcmp(key, "processors") || !strcmp(key, "ranks")) {
+        right = whole(value, 1000000, &number) && number > 0;
+        *(*key == 'r' ? &args->ranks : &args->processors) = (int)number;
     } else if (!strcmp(key, "size")) {
         args->sizes = 0;
         for (char *rest = value, *word; right && (word = strsep(&rest, ","));) {

@@ -266,9 +266,13 @@ int main(int argc, char **argv) {
     }
     pin(&args, rank);
     size_t iterations = args.effort.iterations ? (size_t)args.effort.iterations : MOST_ITERATIONS;
-    int cpus = args.cpus ? args.cpus : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    int processors = args.processors ? args.processors : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    if (args.ranks && args.ranks != ranks) {
+        if (rank == 0) fprintf(stderr, "the launcher started worlds of %d instead of %d\n", ranks, args.ranks);
+        MPI_Abort(MPI_COMM_WORLD, 1);
+    }
     run.args = &args;
-    run.team = (struct team){meet(iterations), clock_calibrated(), rank, ranks, ranks > cpus, iterations, 0};
+    run.team = (struct team){meet(iterations), clock_calibrated(), rank, ranks, ranks > processors, iterations, 0};
     introduce(&run.team.clock);
     if (*args.unknown && rank == 0) {
         printf(MARK "{\"Skipped\":{\"what\":\"%s\",\"reason\":\"this program does not know it\"}}\n", args.unknown);

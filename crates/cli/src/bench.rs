@@ -9,7 +9,7 @@
 //! backends in turn, `comparison` prints, `contenders` finds them in a single file. `sink` is where the rows of a job go, and
 //! `pictures` draws them.
 //!
-//! `workload` replays the communication of models instead.
+//! `peers` measures other libraries in the same rounds. `workload` replays the communication of models instead.
 //!
 //! Not here: the backends, which are used through their public interface like any program uses them.
 
@@ -33,6 +33,7 @@ mod origin;
 mod osu;
 mod page;
 mod pattern;
+mod peers;
 mod pictures;
 mod rank;
 mod report;
@@ -51,6 +52,9 @@ use std::process::ExitCode;
 impl BenchCommand {
     /// The command itself.
     pub(crate) fn run(self) -> ExitCode {
+        if let (None, Some(dir)) = (&self.part, &self.peers.peers) {
+            return peers::run(dir, &self.sweep, &self.files, &self.peers);
+        }
         match (&self.part, self.sweep.list_workloads, self.sweep.workload.is_empty()) {
             (Some(Part::Compare(args)), ..) => compare::run(args),
             (None, true, _) => workload::list(),

@@ -25,6 +25,8 @@ pub(crate) struct BenchCommand {
     #[command(flatten)]
     pub(crate) files: Files,
     #[command(flatten)]
+    pub(crate) peers: PeerArgs,
+    #[command(flatten)]
     pub(crate) sweep: BenchArgs,
 }
 
@@ -46,6 +48,22 @@ pub(crate) struct Files {
     pub(crate) tolerance: f64,
     #[command(flatten)]
     pub(crate) pictures: PictureFiles,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PeerArgs {
+    /// Also measure the libraries that `peers/setup DIR` prepared, taking turns, and print their times by the first backend's
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["baseline", "workload", "list_workloads"])]
+    pub(crate) peers: Option<String>,
+    /// Only these of them
+    #[arg(long, value_delimiter = ',', value_name = "NAME", requires = "peers")]
+    pub(crate) peer: Vec<String>,
+    /// Rounds, each with its share of the budget [default: 9]
+    #[arg(long, value_name = "N", requires = "peers", value_parser = clap::value_parser!(u32).range(6..=1000))]
+    pub(crate) rounds: Option<u32>,
+    /// Give a peer up that says nothing for so long [default: 60 and what 20 budgets take]
+    #[arg(long, value_name = "SECONDS", requires = "peers", value_parser = seconds)]
+    pub(crate) peer_timeout: Option<f64>,
 }
 
 /// Compare backends or result files, cell by cell, with 95 % intervals.
@@ -80,4 +98,9 @@ pub(crate) struct CompareArgs {
 fn tolerance(text: &str) -> Result<f64, String> {
     let ratio = text.parse::<f64>().ok().filter(|ratio| *ratio >= 1.0 && ratio.is_finite());
     ratio.ok_or_else(|| "not a ratio of at least 1, for example 1.1".into())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e6);
+    seconds.ok_or_else(|| "not a number of seconds above 0 and at most 1e6".into())
 }

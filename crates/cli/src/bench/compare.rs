@@ -31,7 +31,7 @@ pub(crate) fn run(args: &CompareArgs) -> ExitCode {
         Ok(Kind::Backend) if args.what.len() == 1 => {
             refuse(&format!("name a second backend to compare {} with, {0} again for example", args.what[0]))
         }
-        Ok(Kind::Backend) => rounds::run(args),
+        Ok(Kind::Backend) => rounds::compare(args),
         Ok(Kind::File) if args.output.is_some() => refuse("--output is for backends; files are results already"),
         Ok(Kind::File) if args.rounds.is_some() => refuse("--rounds is for backends; files were measured already"),
         Ok(Kind::File) => files(args).unwrap_or_else(|message| refuse(&message)),

@@ -204,7 +204,7 @@ pub(crate) fn measure_job(
 }
 
 /// Hands a message on; whether it is about a cell.
-fn tell(sink: &mut dyn Sink, job: Job<'_>, message: Message) -> Result<bool, Trouble> {
+pub(crate) fn tell(sink: &mut dyn Sink, job: Job<'_>, message: Message) -> Result<bool, Trouble> {
     match message {
         Message::Ranks { ranks, clock } => sink.ranks(job, &ranks, &clock).map(|()| false),
         Message::Row(mut measured) => {
