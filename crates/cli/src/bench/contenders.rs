@@ -25,8 +25,8 @@ impl Contenders {
         let by_pin = pins.len() > 1 && !paired;
         let name = |cell: &Cell| match (by_pin, cell.row.pin.as_str()) {
             (false, _) => cell.row.backend.clone(),
-            (true, "none") => format!("{}, not pinned", cell.row.backend),
-            (true, pin) => format!("{}, pinned to {pin}", cell.row.backend),
+            (true, "none") => format!("{} not pinned", cell.row.backend),
+            (true, pin) => format!("{} pinned to {pin}", cell.row.backend),
         };
         let mut names: Vec<String> = Vec::new();
         let mut rows: Vec<(Key, Vec<Option<&Cell>>)> = Vec::new();
@@ -119,7 +119,7 @@ mod tests {
             add(&mut cells, backend, pin, 8, None, vec![time; 20]);
         }
         let found = Contenders::of(&cells);
-        assert_eq!(found.names, ["shm, pinned to cores", "shm, not pinned", "mpi, pinned to cores"]);
+        assert_eq!(found.names, ["shm pinned to cores", "shm not pinned", "mpi pinned to cores"]);
         assert_eq!((found.cells.len(), found.paired), (1, false));
         assert_eq!(found.cells[0].ratios.iter().map(|ratio| ratio.unwrap().value).collect::<Vec<_>>(), [2.0, 4.0]);
     }

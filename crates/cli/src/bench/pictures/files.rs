@@ -5,6 +5,7 @@ use super::lines::Picture;
 use super::{bars, heat, lines, sheet};
 use crate::bench::results::same_file;
 use rustix::fs::{Access, access};
+use std::collections::HashSet;
 use std::fs::{self, OpenOptions};
 use std::path::{Path, PathBuf};
 
@@ -59,9 +60,10 @@ impl PictureFiles {
             put(path, &sheet::html(figures, &panels))?;
         }
         if let Some(directory) = &self.svg {
+            let mut taken = HashSet::new();
             for picture in pictures(figures, &panels) {
-                let name = format!("{}.svg", heat::file_name(&picture.slug));
-                put(&directory.join(name), &picture.svg.standalone(&picture.label))?;
+                let name = file_name(&picture.slug, &mut taken);
+                put(&directory.join(format!("{name}.svg")), &picture.svg.standalone(&picture.label))?;
             }
         }
         Ok(written)
@@ -97,6 +99,15 @@ fn pictures(figures: &Figures, panels: &[Panel<'_>]) -> Vec<Picture> {
     pictures.extend(heat::pictures(figures, panels, usize::MAX));
     pictures.extend(bars::all(&figures.workloads));
     pictures
+}
+
+/// Letters, digits and a few signs, and a number where that makes two names the same.
+fn file_name(slug: &str, taken: &mut HashSet<String>) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '-' };
+    let name: String = slug.chars().map(safe).take(200).collect();
+    let numbered = (2..).map(|n| format!("{name}-{n}"));
+    let free = std::iter::once(name.clone()).chain(numbered).find(|name| taken.insert(name.to_lowercase()));
+    free.unwrap_or(name)
 }
 
 /// Whether both are one file, or would be.
@@ -172,7 +183,7 @@ mod tests {
         let folder = Folder::new("each");
         let files = folder.files("a.html", "new/svg");
         files.check(&[]).unwrap();
-        let mut figures = figures(&["shm", "../mpi"], vec![cell("all_reduce", 2, 8, &[Some(1.0), Some(2.0)], 5.0)]);
+        let mut figures = figures(&["shm", "mpi"], vec![cell("all_reduce", 2, 8, &[Some(1.0), Some(2.0)], 5.0)]);
         figures.workloads = vec![times("shm", "", &[("all_reduce", 3.0)])];
         let written = files.write(&figures).unwrap();
         let names: Vec<_> = written.iter().map(|path| path.rsplit('/').next().unwrap()).collect();
@@ -194,6 +205,15 @@ mod tests {
         }
         let line = files.summary(written.len());
         assert!(line.contains("a.html, 4 SVG in "), "{line}");
+    }
+
+    #[test]
+    fn names_of_files_are_harmless_and_different() {
+        let mut taken = HashSet::new();
+        let names = ["heat-../../etc/pass wd", "heat-shm#2", "heat-shm-2", "heat-SHM-2"]
+            .map(|slug| file_name(slug, &mut taken));
+        assert_eq!(names, ["heat-..-..-etc-pass-wd", "heat-shm-2", "heat-shm-2-2", "heat-SHM-2-3"]);
+        assert_eq!(file_name(&"\u{e4}".repeat(300), &mut taken).len(), 200);
     }
 
     #[test]

@@ -91,26 +91,15 @@ pub(super) fn pictures(names: &[String], panels: &[Panel<'_>]) -> Vec<Picture> {
             pictures.extend(svg.map(|svg| Picture { slug, label: title, svg }));
         }
     }
+    // The number of ranks is the axis here, and panels of one kind follow each other.
     let barriers: Vec<&Panel<'_>> = panels.iter().filter(sizeless).collect();
-    let mut done: Vec<String> = Vec::new();
-    for panel in &barriers {
-        // The number of ranks is the axis here.
-        let kind = |panel: &Panel<'_>| {
-            let without =
-                |text: &str| text.split([',', '-']).filter(|part| !part.contains("rank")).collect::<Vec<_>>().join("-");
-            without(&panel.slug)
-        };
-        let slug = format!("time-{}", kind(panel));
-        if done.contains(&slug) {
-            continue;
-        }
-        let alike = barriers.iter().filter(|other| kind(other) == kind(panel));
-        let mut cells: Vec<&Compared> = alike.flat_map(|other| other.cells.iter().copied()).collect();
-        cells.sort_by_key(|cell| cell.cell.ranks);
-        let title = format!("{}: time", kind(panel).replace('-', ", "));
+    for alike in barriers.chunk_by(|one, other| one.kind == other.kind) {
+        let cells: Vec<&Compared> = alike.iter().flat_map(|panel| panel.cells.iter().copied()).collect();
+        let of = alike[0];
+        let title = format!("{}: time", of.kind);
+        let slug = format!("time-{}", of.slug.replacen(&format!("-{}ranks", of.of.ranks), "", 1));
         let svg = draw(&title, names, &cells, Quantity::Time, Across::Ranks);
-        pictures.extend(svg.map(|svg| Picture { slug: slug.clone(), label: title, svg }));
-        done.push(slug);
+        pictures.extend(svg.map(|svg| Picture { slug, label: title, svg }));
     }
     pictures
 }

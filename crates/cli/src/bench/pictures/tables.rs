@@ -69,8 +69,8 @@ fn row(cell: &Compared, contender: usize, name: &str, with_ratios: bool) -> Stri
 pub(super) fn workloads(figures: &Figures) -> String {
     let mut html = String::from(
         "<details><summary>Workloads</summary><div class=\"scroll\"><table><caption>Time spent communicating per unit, in us\
-         </caption>\n<thead><tr><th scope=\"col\">workload</th><th scope=\"col\">variant</th><th scope=\"col\">backend</th>\
-         <th scope=\"col\">ranks</th><th scope=\"col\">unit</th><th scope=\"col\">median</th><th scope=\"col\">p99</th>\
+         </caption>\n<thead><tr><th scope=\"col\">workload</th><th scope=\"col\">variant</th><th scope=\"col\" class=\"words\">backend</th>\
+         <th scope=\"col\">ranks</th><th scope=\"col\" class=\"words\">unit</th><th scope=\"col\">median</th><th scope=\"col\">p99</th>\
          <th scope=\"col\" class=\"words\">by operation</th><th scope=\"col\" class=\"words\">calls by size</th></tr></thead>\n<tbody>",
     );
     for times in &figures.workloads {
@@ -79,7 +79,7 @@ pub(super) fn workloads(figures: &Figures) -> String {
         let variant = if times.variant.is_empty() { "-" } else { &times.variant };
         let _ = writeln!(
             html,
-            "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>\
+            "<tr><th scope=\"row\">{}</th><td class=\"words\">{}</td><td class=\"words\">{}</td><td>{}</td><td class=\"words\">{}</td><td>{}</td><td>{}</td>\
              <td class=\"words\">{}</td><td class=\"words\">{}</td></tr>",
             escape(&times.workload),
             escape(variant),
