@@ -120,6 +120,8 @@ pub(super) fn origins(origins: &[(String, Origin)]) -> String {
 fn fields(origin: &Origin) -> Vec<(&'static str, String)> {
     let settings = origin.settings.iter().map(|(name, value)| format!("{name}={value}"));
     let settings = settings.collect::<Vec<_>>().join(" ");
+    let libraries = origin.libraries.iter().map(|(name, version)| format!("{name} {version}"));
+    let libraries = libraries.collect::<Vec<_>>().join(", ");
     let command: Vec<String> = origin.arguments.iter().map(|word| quoted(word)).collect();
     vec![
         ("date", origin.date.clone()),
@@ -128,6 +130,7 @@ fn fields(origin: &Origin) -> Vec<(&'static str, String)> {
         ("kernel", origin.kernel.clone()),
         ("tool", origin.tool.clone()),
         ("commit", origin.git.clone().unwrap_or_else(|| "unknown".into())),
+        ("libraries", if libraries.is_empty() { "none besides".into() } else { libraries }),
         ("settings", if settings.is_empty() { "defaults".into() } else { settings }),
         ("command", format!("rankwise {}", command.join(" "))),
     ]
@@ -172,6 +175,18 @@ mod tests {
             html.contains("<th scope=\"rowgroup\" rowspan=\"2\">4 KiB</th>")
                 && html.contains("<th scope=\"row\">&lt;b&gt;</th>")
         );
+    }
+
+    #[test]
+    fn each_origin_has_a_column() {
+        let mut one = Origin::here();
+        one.libraries.insert("ompi".into(), "5.0.11 <x>".into());
+        one.settings.clear();
+        let two = Origin { host: "elsewhere".into(), libraries: Default::default(), ..one.clone() };
+        let html = origins(&[("a.jsonl".into(), one), ("b.jsonl".into(), two)]);
+        assert!(html.contains("<th scope=\"col\">a.jsonl</th><th scope=\"col\">b.jsonl</th>"), "{html}");
+        assert!(html.contains("<td>ompi 5.0.11 &lt;x&gt;</td><td>none besides</td>"), "{html}");
+        assert!(html.contains("<td>elsewhere</td></tr>") && html.contains("<td>defaults</td>"), "{html}");
     }
 
     #[test]

@@ -241,6 +241,16 @@ impl<W: Write> Report<W> {
                 row.workload, row.backend, row.ranks, row.wrong
             )
         }));
+        let thinned = right.iter().filter(|row| row.timed_share < 1.0);
+        remarks.extend(thinned.map(|row| {
+            let (variant, share) = (format!("{} {}", row.workload, row.variant), percent(row.timed_share));
+            format!(
+                "{}: on {}, {} ranks: {share} of the calls timed, their mean stands for the rest",
+                variant.trim(),
+                row.backend,
+                row.ranks
+            )
+        }));
         Figures::of_workloads(right.into_iter().map(times).collect(), origin, remarks)
     }
 }
@@ -304,6 +314,25 @@ mod tests {
         for part in ["all_reduce", "up to 64 KiB 98.5 %, larger 1.5 %", "25.0 % of the calls timed", "3 FAILED"] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn right_rows_are_drawn_and_wrong_ones_named() {
+        let mut report = Report::new(Vec::new(), Format::Text, None);
+        for wrong in [0, 3] {
+            report.row(&row(wrong)).unwrap_or_else(|_| panic!("a row is printed"));
+        }
+        report.skipped("mine", "no such operation").unwrap();
+        let figures = report.figures(Origin::here());
+        let remarks = [
+            "skipped: mine: no such operation",
+            "left out: mine on shm with 2 ranks: 3 wrong elements",
+            "mine: on shm, 2 ranks: 25.0 % of the calls timed, their mean stands for the rest",
+        ];
+        assert_eq!(figures.remarks, remarks);
+        let [times] = &figures.workloads[..] else { panic!("{:?}", figures.workloads) };
+        assert_eq!((times.total_us, times.p99_us, times.unit.as_str()), (2.25, 1234.5, "token"));
+        assert_eq!(times.by_size, [("up to 64 KiB".to_string(), 0.9846), ("larger".to_string(), 0.0154)]);
     }
 
     #[test]
