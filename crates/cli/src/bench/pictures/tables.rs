@@ -130,7 +130,7 @@ fn fields(origin: &Origin) -> Vec<(&'static str, String)> {
         ("kernel", origin.kernel.clone()),
         ("tool", origin.tool.clone()),
         ("commit", origin.git.clone().unwrap_or_else(|| "unknown".into())),
-        ("libraries", if libraries.is_empty() { "none besides".into() } else { libraries }),
+        ("libraries", if libraries.is_empty() { "none".into() } else { libraries }),
         ("settings", if settings.is_empty() { "defaults".into() } else { settings }),
         ("command", format!("rankwise {}", command.join(" "))),
     ]
@@ -185,7 +185,7 @@ mod tests {
         let two = Origin { host: "elsewhere".into(), libraries: Default::default(), ..one.clone() };
         let html = origins(&[("a.jsonl".into(), one), ("b.jsonl".into(), two)]);
         assert!(html.contains("<th scope=\"col\">a.jsonl</th><th scope=\"col\">b.jsonl</th>"), "{html}");
-        assert!(html.contains("<td>ompi 5.0.11 &lt;x&gt;</td><td>none besides</td>"), "{html}");
+        assert!(html.contains("<td>ompi 5.0.11 &lt;x&gt;</td><td>none</td>"), "{html}");
         assert!(html.contains("<td>elsewhere</td></tr>") && html.contains("<td>defaults</td>"), "{html}");
     }
 
