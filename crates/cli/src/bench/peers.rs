@@ -3,6 +3,8 @@
 //! `file` reads DIR/peers.toml, `process` runs one peer and checks what it prints, `grid` prints the ratios. The rounds are
 //! those of `bench compare`.
 
+#[cfg(test)]
+mod agreement;
 mod file;
 mod grid;
 mod process;

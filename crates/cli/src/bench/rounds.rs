@@ -314,7 +314,11 @@ impl Rounds {
     /// Prints what the table holds and empties it.
     fn print(&mut self) -> Result<(), Trouble> {
         let table = std::mem::take(&mut self.table);
-        for compared in table.compared() {
+        let mut all: Vec<_> = table.compared().collect();
+        if let Printed::Grid(_) = self.printed {
+            all.sort_by_key(|compared| Grid::<io::Stdout>::block(&compared.cell));
+        }
+        for compared in all {
             self.printed.cell(&compared)?;
             self.drawn.cells.push(compared);
         }

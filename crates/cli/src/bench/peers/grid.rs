@@ -2,7 +2,8 @@
 
 use crate::bench::comparison::Compared;
 use crate::bench::interval::{Ratio, Verdict};
-use crate::bench::report::microseconds;
+use crate::bench::op::Op;
+use crate::bench::report::{Row, microseconds};
 use std::io::{self, Write};
 
 /// Prints cells as they come.
@@ -87,8 +88,7 @@ impl<W: Write> Grid<W> {
             text += &format!(" {:>width$}", ratio.as_ref().map_or("- ".into(), shown));
             ratio.iter().for_each(|ratio| self.tallies[i].add(ratio));
         }
-        let best = self.best(compared);
-        match best {
+        match self.best(compared) {
             Some((name, ratio)) => {
                 text += &format!("   {:>8} {name}", shown(&ratio));
                 self.tallies.last_mut().into_iter().for_each(|tally| tally.add(&ratio));
@@ -113,13 +113,19 @@ impl<W: Write> Grid<W> {
         self.names[contender].len().max(8)
     }
 
+    /// Cells of the same variant stand together, each variant under a heading of its own.
+    pub(crate) fn block(cell: &Row) -> (bool, bool, bool) {
+        (cell.alloc, !cell.fresh, cell.in_place && cell.op != Op::Broadcast.name())
+    }
+
     fn head(&mut self, compared: &Compared) -> io::Result<()> {
         let cell = &compared.cell;
         let mut heading = format!("{} ranks", cell.ranks);
         heading += if cell.pin == "none" { ", not pinned" } else { ", pinned to CPUs in turn" };
         heading += if cell.fresh { ", fresh sources" } else { ", warm sources" };
-        heading += if cell.in_place && cell.op != "broadcast" { ", in place" } else { "" };
-        heading += if cell.alloc { ", alloc buffers" } else { "" };
+        let (alloc, _, in_place) = Grid::<W>::block(cell);
+        heading += if in_place { ", in place" } else { "" };
+        heading += if alloc { ", alloc buffers" } else { "" };
         if heading == self.heading {
             return Ok(());
         }
