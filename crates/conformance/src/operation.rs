@@ -251,7 +251,7 @@ impl Buffers {
     }
 
     /// Buffers where [`Operation::memory`] says. Collective when it is not the heap.
-    fn placed(comm: &mut Communicator, o: &Operation, input: &[u8]) -> Result<Buffers> {
+    pub(crate) fn placed(comm: &mut Communicator, o: &Operation, input: &[u8]) -> Result<Buffers> {
         let (me, members) = (comm.rank(), comm.size());
         let mut place = |count: &dyn Fn(usize) -> usize, allocated: bool| -> Result<Frame> {
             if !allocated {
@@ -311,7 +311,7 @@ pub fn inputs(o: &Operation, seed: u64, members: usize) -> Vec<Vec<u8>> {
 
 /// Calls the operation and checks everything that can be seen of it on this rank.
 pub fn verify(ctx: &mut Ctx<'_>, comm: &mut Communicator, o: &Operation) -> CaseResult {
-    let inputs = inputs(o, ctx.next_seed(), comm.size());
+    let inputs = inputs(o, ctx.seed_within(comm.group()), comm.size());
     verify_with(ctx, comm, o, &inputs).map(drop)
 }
 

@@ -78,7 +78,7 @@ pub fn run(drivers: &[&dyn Driver], options: &Options, command: &RankCommand, ou
         if options.drills {
             drills::run(name, options, command, &mut reporter)?;
         } else if options.self_test {
-            self_test::run(name, options, command, &mut reporter)?;
+            self_test::run(*driver, options, command, &mut reporter)?;
         } else {
             suite(name, options, command, &mut reporter)?;
         }

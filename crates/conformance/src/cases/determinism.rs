@@ -135,6 +135,10 @@ fn left_fold(ctx: &mut Ctx<'_>) -> CaseResult {
         operation.offset = row[3];
         verify(ctx, &mut comm, &operation)?;
     }
+    // The sample leaves pairs of operator and type to other worlds.
+    for (op, dtype) in pairs {
+        verify(ctx, &mut comm, &rounding(OpKind::AllReduce, dtype, op, 301))?;
+    }
     // In the order of the tuple, not of the ranks.
     let reversed = Group::new((0..ctx.size()).rev())?;
     let mut comm = backend.communicator(&reversed)?;

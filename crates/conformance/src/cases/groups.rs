@@ -1,5 +1,6 @@
 //! Groups and communicators: subsets, orders, overlaps, splits, threads.
 
+use super::every_kind::every_kind;
 use crate::case::{Case, CaseResult, Failure, Need, ensure};
 use crate::clean;
 use crate::ctx::{Ctx, expect_error};
@@ -173,6 +174,13 @@ fn equal_members(ctx: &mut Ctx<'_>) -> CaseResult {
         verify(ctx, a, &Operation::reducing(OpKind::AllReduce, DType::F32, ReduceOp::Sum, round * 37))?;
         verify(ctx, b, &Operation { count: round * 5, ..Operation::new(OpKind::AllGather, DType::U16) })?;
     }
+    // Equal calls: nothing but the communicator tells them apart.
+    for _ in 0..5 {
+        for comm in [&mut first, &mut second] {
+            verify(ctx, comm, &Operation::reducing(OpKind::AllReduce, DType::F32, ReduceOp::Sum, 24))?;
+            verify(ctx, comm, &Operation { count: 3, ..Operation::new(OpKind::AllGather, DType::U16) })?;
+        }
+    }
     Ok(())
 }
 
@@ -200,6 +208,19 @@ fn self_groups(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut comm = backend.communicator(&group)?;
     in_order(ctx, &mut comm)?;
     comm.barrier()?;
+    if ctx.rank() == ctx.size() - 1 {
+        // Nobody else is in any call.
+        comm.all_reduce_in_place(&mut [1.0_f32; 3], ReduceOp::Sum)?;
+        comm.barrier()?;
+        for operation in every_kind(ctx, 1, 5) {
+            verify(ctx, &mut comm, &operation)?;
+        }
+        let short = comm.all_gather(&[1_u8, 2], &mut [0; 3]);
+        expect_error(short, &ErrorKind::InvalidArgument, None)?;
+        let own = backend.communicator(&group)?.split(Some(1), 0)?;
+        ensure!(own.is_some_and(|own| own.size() == 1), "a split of a group of one gave no group of one");
+    }
+    ctx.meet(&[])?;
     ctx.known_answer(&mut comm)?;
     let mut alone = ctx.communicator()?.split(Some(ctx.rank() as u64), 0)?.ok_or(Failure::error("no part".into()))?;
     ensure!(alone.size() == 1 && alone.global_rank() == ctx.rank(), "a colour of my own gave {}", alone.group());

@@ -6,7 +6,9 @@ mod all_to_all;
 mod alloc;
 mod determinism;
 mod errors;
+mod every_kind;
 mod groups;
+mod lent_memory;
 mod mismatch;
 mod nonblocking;
 mod p2p;
@@ -15,6 +17,7 @@ mod rooted;
 mod special_values;
 mod table;
 mod tensors;
+mod thresholds;
 mod time;
 mod token;
 
@@ -29,6 +32,7 @@ const FLOATS: [DType; 6] = [DType::F16, DType::BF16, DType::F32, DType::F64, DTy
 pub fn all() -> Vec<Case> {
     [
         all_reduce::CASES,
+        thresholds::CASES,
         special_values::CASES,
         determinism::CASES,
         all_gather::CASES,
@@ -41,6 +45,7 @@ pub fn all() -> Vec<Case> {
         groups::CASES,
         nonblocking::CASES,
         alloc::CASES,
+        lent_memory::CASES,
         table::CASES,
         errors::CASES,
         mismatch::CASES,
