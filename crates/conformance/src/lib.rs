@@ -42,12 +42,13 @@
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
 
+mod arguments;
 pub mod case;
 pub mod cases;
 pub mod clean;
 pub mod ctx;
 mod drills;
-mod expectations;
+pub mod expectations;
 mod foreign_job;
 mod frame;
 mod job;
@@ -66,7 +67,9 @@ mod self_test;
 mod sizes;
 mod values;
 
-pub use foreign_job::rank_main;
+pub use arguments::rank_main;
+pub use expectations::Expectations;
+pub use foreign_job::run_in_job;
 pub use job::RankCommand;
 pub use plan::Mode;
 pub use rank::run_planned;

@@ -327,10 +327,11 @@ pub fn verify_with(
     ctx.pause();
     let called = Buffers::placed(comm, o, &inputs[me])
         .and_then(|mut buffers| perform(comm, o, &mut buffers.src, &mut buffers.dst).map(|()| buffers));
-    called
+    let result = called
         .map_err(Failure::from)
         .and_then(|buffers| check_result(ctx, comm, o, inputs, &buffers))
-        .map_err(|failure| failure.within(&o.describe(comm)))
+        .map_err(|failure| failure.within(&o.describe(comm)));
+    ctx.judged(comm.size(), o, result, || oracle::expected(o, inputs, me).unwrap_or_default())
 }
 
 /// The result of a call that returned `Ok`, against the oracle.

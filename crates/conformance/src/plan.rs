@@ -1,5 +1,6 @@
 //! What a job of the suite is told, and what its ranks tell back: JSON in one environment variable and on stdout.
 
+use crate::expectations::{CallLog, Deviation, Promise};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 
@@ -15,14 +16,20 @@ pub enum Mode {
     Threads,
     /// A process each.
     Processes,
+    /// Started by somebody else: the suite runs inside their job.
+    Outer,
 }
 
 impl Mode {
+    /// Every mode.
+    pub const ALL: [Mode; 3] = [Mode::Threads, Mode::Processes, Mode::Outer];
+
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Threads => "threads",
             Mode::Processes => "processes",
+            Mode::Outer => "outer",
         }
     }
 }
@@ -74,6 +81,10 @@ pub(crate) struct Plan {
     pub full: bool,
     /// Seconds that a case may take, instead of its own.
     pub case_seconds: Option<u64>,
+    /// What the backend has promised.
+    pub promise: Option<Promise>,
+    /// Deviations of calls that apply in this job, by position in the list of the backend.
+    pub deviations: Vec<(usize, Deviation)>,
 }
 
 /// How a case ended on one rank.
@@ -110,6 +121,15 @@ pub(crate) enum Record {
         ending: Ending,
         /// Milliseconds it took.
         millis: u64,
+    },
+    /// The case made calls that are known to deviate; before its `End`.
+    Calls {
+        /// Global rank.
+        rank: usize,
+        /// Id of the case.
+        case: String,
+        /// Which.
+        calls: CallLog,
     },
     /// The rank has been in a case for longer than the case may take.
     Stuck {

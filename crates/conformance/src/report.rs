@@ -14,6 +14,8 @@ pub enum Verdict {
     Pass,
     /// Not as it must be, on some rank.
     Fail,
+    /// Not as it must be, and listed as a known deviation.
+    Known,
     /// Not offered, and properly refused on all ranks.
     Unsupported,
     /// The case does not apply to this world.
@@ -60,13 +62,15 @@ pub struct Summary {
     pub passed: usize,
     /// Failed ones.
     pub failed: usize,
+    /// Failed ones that are listed as known deviations.
+    pub known: usize,
     /// Unsupported and inapplicable ones.
     pub skipped: usize,
 }
 
 /// Prints results as they come and counts them.
 pub struct Reporter<'a> {
-    out: &'a mut dyn Write,
+    out: &'a mut (dyn Write + Send),
     format: Format,
     summary: Summary,
     /// By case and reason: the places.
@@ -77,7 +81,7 @@ pub struct Reporter<'a> {
 
 impl<'a> Reporter<'a> {
     /// A reporter that writes to `out`.
-    pub fn new(out: &'a mut dyn Write, format: Format) -> Reporter<'a> {
+    pub fn new(out: &'a mut (dyn Write + Send), format: Format) -> Reporter<'a> {
         Reporter { out, format, summary: Summary::default(), places: BTreeMap::new(), unwritable: None }
     }
 
@@ -93,6 +97,7 @@ impl<'a> Reporter<'a> {
         match report.result {
             Verdict::Pass => self.summary.passed += 1,
             Verdict::Fail => self.summary.failed += 1,
+            Verdict::Known => self.summary.known += 1,
             Verdict::Unsupported | Verdict::Inapplicable => {
                 self.summary.skipped += 1;
                 let place = format!("{}{}", report.ranks, report.mode.map_or("", |m| &m.name()[..1]));
@@ -105,10 +110,11 @@ impl<'a> Reporter<'a> {
                 let text = serde_json::to_string(report).unwrap_or_default();
                 self.line(&text);
             }
-            Format::Text if report.result == Verdict::Fail => {
+            Format::Text if matches!(report.result, Verdict::Fail | Verdict::Known) => {
                 let mode = report.mode.map_or("", Mode::name);
+                let word = if report.result == Verdict::Fail { "FAIL" } else { "KNOWN" };
                 self.line(&format!(
-                    "FAIL {} {} {mode} {} ranks: {}: {}",
+                    "{word} {} {} {mode} {} ranks: {}: {}",
                     report.case, report.backend, report.ranks, report.title, report.detail
                 ));
             }
@@ -130,8 +136,9 @@ impl<'a> Reporter<'a> {
         for ((why, places), cases) in cases {
             self.say(&format!("skipped: {why} (ranks {places}): {}", cases.join(" ")));
         }
-        let Summary { passed, failed, skipped } = self.summary;
-        self.line(&format!("{passed} passed, {failed} failed, {skipped} skipped"));
+        let Summary { passed, failed, known, skipped } = self.summary;
+        let known = if known > 0 { format!(", {known} known deviations") } else { String::new() };
+        self.line(&format!("{passed} passed, {failed} failed, {skipped} skipped{known}"));
         self.check()?;
         Ok(self.summary)
     }

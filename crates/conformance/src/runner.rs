@@ -3,7 +3,7 @@
 use crate::case::Case;
 use crate::cases;
 use crate::drills;
-use crate::expectations;
+use crate::expectations::{CallLog, Expectations, Settled};
 use crate::job::{self, JobReport, RankCommand};
 use crate::plan::{Ending, Mode, Plan, Role};
 use crate::report::{CaseReport, Format, Reporter, Summary, Verdict};
@@ -40,6 +40,8 @@ pub struct Options {
     pub seed: u64,
     /// Seconds that a case may take before its job is killed, instead of each case's own.
     pub case_seconds: Option<u64>,
+    /// What is expected of backends, beside what is built in.
+    pub expectations: Vec<Expectations>,
     /// How to print.
     pub format: Format,
 }
@@ -56,6 +58,7 @@ impl Default for Options {
             drills: false,
             seed: 1,
             case_seconds: None,
+            expectations: Vec::new(),
             format: Format::Text,
         }
     }
@@ -65,16 +68,24 @@ impl Default for Options {
 ///
 /// `NoBackend` for a name that no driver has, `InvalidArgument` for ranks or a pattern that give nothing to run. Blocks
 /// until everything has run; every job has a deadline.
-pub fn run(drivers: &[&dyn Driver], options: &Options, command: &RankCommand, out: &mut dyn Write) -> Result<Summary> {
-    let options = &checked(drivers, options)?;
+pub fn run(
+    drivers: &[&dyn Driver],
+    options: &Options,
+    command: &RankCommand,
+    out: &mut (dyn Write + Send),
+) -> Result<Summary> {
+    let mut options = checked(drivers, options)?;
+    if options.modes.contains(&Mode::Outer) {
+        return Err(Error::invalid("mode outer is for ranks that are started already; it goes with no other mode"));
+    }
     let mut reporter = Reporter::new(out, options.format);
     let start = Instant::now();
     reporter.say(&format!("seed {}; repeat with --seed {}", options.seed, options.seed));
-    for name in &options.backends {
+    let (backends, files) = (options.backends.clone(), std::mem::take(&mut options.expectations));
+    for name in &backends {
         let Some(driver) = drivers.iter().find(|driver| driver.name() == name) else { continue };
-        if let Err(error) = driver.probe(&World::solo()) {
-            return Err(Error::new(ErrorKind::NoBackend, format!("backend {name} does not work here: {error}")));
-        }
+        options.expectations = vec![expected_of(*driver, &World::solo(), &files)?];
+        let options = &options;
         if options.drills {
             drills::run(name, options, command, &mut reporter)?;
         } else if options.self_test {
@@ -87,7 +98,18 @@ pub fn run(drivers: &[&dyn Driver], options: &Options, command: &RankCommand, ou
     reporter.finish()
 }
 
-fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Options> {
+/// What is expected of this backend in the version that is installed here; `NoBackend` when it does not work here.
+pub(crate) fn expected_of(driver: &dyn Driver, world: &World, files: &[Expectations]) -> Result<Expectations> {
+    let name = driver.name();
+    let probed = driver
+        .probe(world)
+        .map_err(|error| Error::new(ErrorKind::NoBackend, format!("backend {name} does not work here: {error}")))?;
+    let version = probed.facts.iter().find(|(what, _)| what == "version").map(|(_, value)| value.as_str());
+    Expectations::of(name, files)?.in_version(version)
+}
+
+/// The options, with every name of a backend once; an error for what can't be run.
+pub(crate) fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Options> {
     let known: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
     let list = if known.is_empty() { "none".to_string() } else { known.join(", ") };
     if options.backends.is_empty() {
@@ -120,6 +142,10 @@ fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Options> {
             return Err(Error::invalid(format!("nothing matches {pattern:?}; see what there is with --list")));
         }
     }
+    if let Some(file) = options.expectations.iter().find(|file| !options.backends.contains(&file.backend)) {
+        let text = format!("the expectations given are about backend {}, which is not tested", file.backend);
+        return Err(Error::invalid(text));
+    }
     Ok(options)
 }
 
@@ -149,15 +175,21 @@ pub(crate) fn selected(options: &Options) -> Vec<Case> {
 
 fn suite(backend: &str, options: &Options, command: &RankCommand, reporter: &mut Reporter<'_>) -> Result<()> {
     let cases = selected(options);
+    let expected = expected_in(options, backend);
+    let mut settled = Settled::new(&expected);
     for &mode in &options.modes {
         for &ranks in &options.ranks {
             let start = Instant::now();
-            let reports = run_world(backend, None, mode, ranks, &cases, options, command)?;
+            let reports = run_settled(backend, None, mode, ranks, &cases, options, command, &mut settled)?;
             reports.iter().for_each(|report| reporter.add(report));
             reporter.check()?;
             let count = |verdict| reports.iter().filter(|report| report.result == verdict).count();
+            let known = match count(Verdict::Known) {
+                0 => String::new(),
+                known => format!(", {known} known deviations"),
+            };
             reporter.say(&format!(
-                "{backend} {} {ranks} ranks: {} passed, {} failed, {} skipped in {:.1} s",
+                "{backend} {} {ranks} ranks: {} passed, {} failed, {} skipped{known} in {:.1} s",
                 mode.name(),
                 count(Verdict::Pass),
                 count(Verdict::Fail),
@@ -166,10 +198,17 @@ fn suite(backend: &str, options: &Options, command: &RankCommand, reporter: &mut
             ));
         }
     }
-    Ok(())
+    settled.report_stale(backend, reporter);
+    reporter.check()
 }
 
-/// All cases in one world: one job, and another for the rest after a case that took the job with it.
+/// What is expected of a backend in this run.
+fn expected_in(options: &Options, backend: &str) -> Expectations {
+    let found = options.expectations.iter().find(|expected| expected.backend == backend);
+    found.cloned().unwrap_or_else(|| Expectations { backend: backend.into(), ..Expectations::default() })
+}
+
+/// All cases in one world, as one job, and another for the rest after a case that took the job with it.
 pub(crate) fn run_world(
     backend: &str,
     mutant: Option<&str>,
@@ -179,6 +218,24 @@ pub(crate) fn run_world(
     options: &Options,
     command: &RankCommand,
 ) -> Result<Vec<CaseReport>> {
+    let expected = expected_in(options, backend);
+    run_settled(backend, mutant, mode, ranks, cases, options, command, &mut Settled::new(&expected))
+}
+
+/// [`run_world`] in the light of what is expected.
+#[allow(clippy::too_many_arguments)]
+fn run_settled(
+    backend: &str,
+    mutant: Option<&str>,
+    mode: Mode,
+    ranks: usize,
+    cases: &[Case],
+    options: &Options,
+    command: &RankCommand,
+    settled: &mut Settled<'_>,
+) -> Result<Vec<CaseReport>> {
+    let expected = settled.expected();
+    let mut calls: BTreeMap<String, CallLog> = BTreeMap::new();
     let name = mutant.map_or(backend.to_string(), |mutant| format!("{backend}+{mutant}"));
     let report = |case: &Case, result, detail: String, millis| CaseReport {
         case: case.id.into(),
@@ -194,7 +251,7 @@ pub(crate) fn run_world(
     let mut reports = Vec::new();
     let mut pending = Vec::new();
     for case in cases {
-        match case.inapplicable(ranks, options.full) {
+        match case.inapplicable(ranks, options.full).or_else(|| expected.inapplicable(case)) {
             Some(why) => reports.push(report(case, Verdict::Inapplicable, why, 0)),
             None => pending.push(*case),
         }
@@ -211,13 +268,16 @@ pub(crate) fn run_world(
             seed: options.seed,
             full: options.full,
             case_seconds: options.case_seconds,
+            promise: expected.promise.clone(),
+            deviations: expected.of_calls(mode, ranks),
         };
         let limit = limit(options);
         let job = job::run(&plan, command, limit)?;
+        job.calls.iter().for_each(|(case, met)| calls.entry(case.clone()).or_default().extend(met));
         let complete = pending.iter().take_while(|case| is_complete(&job, case.id, ranks)).count();
         let intact = complete == pending.len() && job.broken.is_empty() && job.done >= ranks;
         for (i, case) in pending[..complete].iter().enumerate() {
-            let (mut result, mut detail, millis) = merge(&name, case, &job.endings[case.id]);
+            let (mut result, mut detail, millis) = merge(expected, case, &job.endings[case.id]);
             if i + 1 == complete && !intact && complete < pending.len() && job.inside.is_empty() {
                 // The job ended between this case and the next.
                 result = Verdict::Fail;
@@ -243,6 +303,7 @@ pub(crate) fn run_world(
             pending.remove(0);
         }
     }
+    reports.iter_mut().for_each(|report| settled.settle(mode, report, &calls));
     Ok(reports)
 }
 
@@ -255,7 +316,7 @@ fn limit(options: &Options) -> impl Fn(&str) -> Duration + Send + use<> {
     }
 }
 
-fn has_wrong_result(endings: Option<&BTreeMap<usize, (Ending, u64)>>) -> bool {
+pub(crate) fn has_wrong_result(endings: Option<&BTreeMap<usize, (Ending, u64)>>) -> bool {
     endings.into_iter().flatten().any(|(_, (ending, _))| matches!(ending, Ending::Wrong(_)))
 }
 
@@ -264,7 +325,11 @@ fn is_complete(job: &JobReport, case: &str, ranks: usize) -> bool {
 }
 
 /// The result of a case that has ended on all ranks.
-fn merge(backend: &str, case: &Case, endings: &BTreeMap<usize, (Ending, u64)>) -> (Verdict, String, u64) {
+pub(crate) fn merge(
+    expected: &Expectations,
+    case: &Case,
+    endings: &BTreeMap<usize, (Ending, u64)>,
+) -> (Verdict, String, u64) {
     let millis = endings.values().map(|(_, millis)| *millis).max().unwrap_or(0);
     let failures = failures(Some(endings));
     if !failures.is_empty() {
@@ -280,7 +345,7 @@ fn merge(backend: &str, case: &Case, endings: &BTreeMap<usize, (Ending, u64)>) -
     if unsupported.len() < endings.len() {
         return (Verdict::Fail, format!("unsupported on {} ranks only", unsupported.len()), millis);
     }
-    match expectations::broken_promise(backend, case) {
+    match expected.broken_promise(case) {
         Some(promise) => (Verdict::Fail, format!("{}, but {promise}", unsupported[0]), millis),
         None => (Verdict::Unsupported, unsupported[0].clone(), millis),
     }
@@ -309,7 +374,7 @@ fn failures(endings: Option<&BTreeMap<usize, (Ending, u64)>>) -> Vec<String> {
     lines
 }
 
-fn why_it_ended(job: &JobReport) -> String {
+pub(crate) fn why_it_ended(job: &JobReport) -> String {
     let mut parts = Vec::new();
     match &job.hung {
         Some(case) if case.is_empty() => parts.push("nothing happened between two cases".to_string()),

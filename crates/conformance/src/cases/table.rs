@@ -24,6 +24,7 @@ pub(super) const CASES: &[Case] = &[
     Case::must("TB-150", "table: every moving cell that is offered works", moving_cells),
     Case::must("TB-151", "table: mean and bitwise operators without a meaning are UnsupportedOp", without_meaning),
     Case::must("TB-152", "table: all ranks hold the same table", same_table),
+    Case::must("TB-153", "table: everything that was promised is offered", promised_cells).about_promise(),
 ];
 
 fn small(ctx: &Ctx<'_>, kind: OpKind, dtype: DType, op: Option<ReduceOp>, count: usize) -> Operation {
@@ -118,6 +119,14 @@ fn without_meaning(ctx: &mut Ctx<'_>) -> CaseResult {
     // Length 0 makes no difference.
     expect_error(comm.all_reduce_in_place::<i64>(&mut [], ReduceOp::Avg), kind, None)?;
     ctx.known_answer(&mut comm)
+}
+
+fn promised_cells(ctx: &mut Ctx<'_>) -> CaseResult {
+    let comm = ctx.communicator()?;
+    let Some(promise) = ctx.promise() else { return Ok(()) };
+    let missing = promise.missing_from(comm.capabilities());
+    ensure!(missing.is_empty(), "promised, but the table says no: {}", missing.join(", "));
+    Ok(())
 }
 
 fn same_table(ctx: &mut Ctx<'_>) -> CaseResult {
