@@ -32,7 +32,8 @@ pub(crate) struct Conformance {
     /// Backends to test
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     backend: Vec<String>,
-    /// World sizes [default: 1,2,3,4,5,7,8,13; drills always have 3]
+    /// World sizes [default: 1,2,3,4,5,7,8,13; sequences and comparisons 4, replays what the script says; drills always
+    /// have 3]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     ranks: Vec<usize>,
     /// How ranks are placed; `outer`: this process is a rank of a job that something else has started, such as mpirun, and the
@@ -57,6 +58,21 @@ pub(crate) struct Conformance {
     /// Kill, stop and confuse ranks instead, and look for what is left
     #[arg(long, conflicts_with = "self_test")]
     drills: bool,
+    /// Run N random sequences of mixed calls instead; one that fails is made small and written to a file
+    #[arg(long, value_name = "N", conflicts_with_all = ["self_test", "drills", "case"])]
+    sequences: Option<usize>,
+    /// Calls of a sequence or a comparison [default: 10000, comparisons 1000]
+    #[arg(long, value_name = "N")]
+    calls: Option<usize>,
+    /// Where scripts of sequences that failed are written [default: here]
+    #[arg(long, value_name = "FOLDER", requires = "sequences")]
+    scripts_in: Option<PathBuf>,
+    /// Run the script in this file instead
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["self_test", "drills", "case", "sequences", "calls"])]
+    replay: Option<PathBuf>,
+    /// Compare the results of the backends, in every mode and made in several ways, instead
+    #[arg(long, conflicts_with_all = ["self_test", "drills", "case", "sequences", "replay"])]
+    differential: bool,
     /// Print the cases and drills
     #[arg(long)]
     list: bool,
@@ -66,6 +82,9 @@ pub(crate) struct Conformance {
     /// How to print
     #[arg(long, value_enum, default_value = "text")]
     format: Output,
+    /// Write the results to this file too, as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
 }
 
 impl Conformance {
@@ -86,7 +105,12 @@ impl Conformance {
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let options = Options {
             backends: self.backend,
-            ranks: if self.ranks.is_empty() { defaults.ranks } else { self.ranks },
+            ranks: match () {
+                () if !self.ranks.is_empty() => self.ranks,
+                () if self.replay.is_some() => Vec::new(),
+                () if self.sequences.is_some() || self.differential => vec![4],
+                () => defaults.ranks,
+            },
             modes: match self.mode {
                 None => defaults.modes,
                 Some(Placement::Threads) => vec![Mode::Threads],
@@ -102,6 +126,12 @@ impl Conformance {
                 Output::Text => Format::Text,
                 Output::Json => Format::Json,
             },
+            sequences: self.sequences,
+            calls: self.calls,
+            scripts_in: self.scripts_in.unwrap_or(defaults.scripts_in),
+            replay: self.replay,
+            differential: self.differential,
+            junit: self.junit,
             case_seconds: None,
             expectations,
         };

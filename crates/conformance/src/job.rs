@@ -2,6 +2,7 @@
 
 use crate::expectations::CallLog;
 use crate::plan::{Ending, Mode, PLAN_VARIABLE, Plan, Record};
+use crate::sequences::{PlayedPart, TablePart};
 use rankwise_core::{Error, Result};
 use rankwise_world::launch::{Event, Exit, JobHandle, Launch, Output, Stream};
 use std::collections::BTreeMap;
@@ -55,6 +56,10 @@ pub(crate) struct JobReport {
     pub endings: BTreeMap<String, BTreeMap<usize, (Ending, u64)>>,
     /// Per case: the calls of all ranks that are known to deviate.
     pub calls: BTreeMap<String, CallLog>,
+    /// Per rank: what of a sequence it has played.
+    pub played: BTreeMap<usize, PlayedPart>,
+    /// What the capability table holds, when asked.
+    pub table: Option<TablePart>,
     /// The case in which a rank hung.
     pub hung: Option<String>,
     /// What each rank that is still in a case called last.
@@ -138,6 +143,8 @@ impl Progress {
             }
             Record::Broken { rank, why } => self.report.broken.push(format!("rank {rank}: {why}")),
             Record::Done { .. } => self.report.done += 1,
+            Record::Played { rank, part } => self.report.played.entry(rank).or_default().extend(part),
+            Record::Table(table) => self.report.table = Some(table),
             Record::Event { .. } => {}
         }
     }

@@ -42,16 +42,19 @@
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
 
+mod areas;
 mod arguments;
 pub mod case;
 pub mod cases;
 pub mod clean;
 pub mod ctx;
+mod differential;
 mod drills;
 pub mod expectations;
 mod foreign_job;
 mod frame;
 mod job;
+mod junit;
 pub mod mutants;
 mod number;
 pub mod operation;
@@ -64,6 +67,7 @@ pub mod report;
 pub mod runner;
 mod sample;
 mod self_test;
+mod sequences;
 mod sizes;
 mod values;
 

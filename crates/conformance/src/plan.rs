@@ -1,6 +1,7 @@
 //! What a job of the suite is told, and what its ranks tell back: JSON in one environment variable and on stdout.
 
 use crate::expectations::{CallLog, Deviation, Promise};
+use crate::sequences::{Form, PlayedPart, TablePart};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 
@@ -41,8 +42,25 @@ pub(crate) enum Role {
     Cases(Vec<String>),
     /// Play their part in a drill.
     Drill(DrillPart),
+    /// Play a sequence.
+    Script(ScriptPart),
+    /// Say what the capability table holds.
+    Describe,
     /// Launch the ranks of another plan and wait for them: a launcher that can be killed.
     Launcher(Box<Plan>),
+}
+
+/// One sequence, as its ranks see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ScriptPart {
+    /// Where the text is.
+    pub path: String,
+    /// How to make the calls and record their results, instead of judging them.
+    pub form: Option<Form>,
+    /// Whether to ask for fixed determinism.
+    pub fixed: bool,
+    /// Deadline of a call, in seconds.
+    pub call_seconds: u64,
 }
 
 /// One drill, as its ranks see it.
@@ -152,6 +170,15 @@ pub(crate) enum Record {
         /// Global rank.
         rank: usize,
     },
+    /// Something of a sequence has been played.
+    Played {
+        /// Global rank.
+        rank: usize,
+        /// What.
+        part: PlayedPart,
+    },
+    /// What the capability table holds.
+    Table(TablePart),
     /// Something happened in a drill.
     Event {
         /// Global rank.

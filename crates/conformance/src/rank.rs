@@ -8,6 +8,7 @@ use crate::expectations::CallLog;
 use crate::mutants;
 use crate::plan::{Ending, Mode, PLAN_VARIABLE, Plan, Record, Role};
 use crate::refusal;
+use crate::sequences;
 use rankwise_core::{Backend, Communicator, Config};
 use rankwise_world::{Driver, World};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -44,6 +45,8 @@ pub fn run_planned(drivers: &[&dyn Driver]) -> Option<ExitCode> {
     let run = |world: World| match &plan.role {
         Role::Cases(ids) => run_cases(&world, driver, &plan, ids),
         Role::Drill(part) => drills::play(&world, driver, part),
+        Role::Script(part) => sequences::run_part(&world, driver, &plan, part),
+        Role::Describe => sequences::describe(&world, driver),
         Role::Launcher(_) => true,
     };
     let ranks = match plan.mode {

@@ -1,10 +1,14 @@
 //! Results and how they are printed.
 
+use crate::areas::Areas;
+use crate::junit::Junit;
 use crate::plan::Mode;
+use crate::runner::Options;
 use rankwise_core::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Instant;
 
 /// The result of one case in one world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -51,12 +55,12 @@ pub enum Format {
     /// For people.
     #[default]
     Text,
-    /// One JSON object a line for every case, world and mode; the summary line stays plain.
+    /// One JSON object a line: a `header`, one for every case, world and mode, and a `summary`.
     Json,
 }
 
 /// What a run found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// Passed cases, counted per backend, mode and world.
     pub passed: usize,
@@ -75,6 +79,9 @@ pub struct Reporter<'a> {
     summary: Summary,
     /// By case and reason: the places.
     places: BTreeMap<(String, String), Vec<String>>,
+    areas: Areas,
+    junit: Option<Junit>,
+    start: Instant,
     /// Why the report can't be written, once it can't.
     unwritable: Option<io::Error>,
 }
@@ -82,7 +89,31 @@ pub struct Reporter<'a> {
 impl<'a> Reporter<'a> {
     /// A reporter that writes to `out`.
     pub fn new(out: &'a mut (dyn Write + Send), format: Format) -> Reporter<'a> {
-        Reporter { out, format, summary: Summary::default(), places: BTreeMap::new(), unwritable: None }
+        let (summary, places, areas) = (Summary::default(), BTreeMap::new(), Areas::default());
+        Reporter { out, format, summary, places, areas, junit: None, start: Instant::now(), unwritable: None }
+    }
+
+    /// What this run is: the first object in JSON, and the properties of the JUnit file, which is made now. An error when it
+    /// can't be made.
+    pub fn begin(&mut self, options: &Options) -> Result<()> {
+        let version = env!("CARGO_PKG_VERSION");
+        let modes: Vec<&str> = options.modes.iter().map(|mode| mode.name()).collect();
+        if self.format == Format::Json {
+            let header = serde_json::json!({ "header": {
+                "program": "rankwise conformance", "version": version, "seed": options.seed, "full": options.full,
+                "backends": options.backends, "modes": modes, "ranks": options.ranks,
+            }});
+            self.line(&header.to_string());
+        }
+        let Some(path) = &options.junit else { return Ok(()) };
+        let properties = [("version", version.to_string()), ("seed", options.seed.to_string())];
+        let properties = properties.map(|(name, value)| (name.to_string(), value)).to_vec();
+        let cannot = |error| {
+            let text = format!("cannot write the JUnit file {}; see whether its folder exists", path.display());
+            Error::config(text).with_source(error)
+        };
+        self.junit = Some(Junit::create(path, properties).map_err(cannot)?);
+        Ok(())
     }
 
     /// A line for people only.
@@ -94,6 +125,10 @@ impl<'a> Reporter<'a> {
 
     /// One result: counted; printed when it failed, or in JSON.
     pub fn add(&mut self, report: &CaseReport) {
+        self.areas.add(report);
+        if let Some(Err(error)) = self.junit.as_mut().map(|junit| junit.add(report)) {
+            self.unwritable.get_or_insert(error);
+        }
         match report.result {
             Verdict::Pass => self.summary.passed += 1,
             Verdict::Fail => self.summary.failed += 1,
@@ -135,6 +170,18 @@ impl<'a> Reporter<'a> {
         }
         for ((why, places), cases) in cases {
             self.say(&format!("skipped: {why} (ranks {places}): {}", cases.join(" ")));
+        }
+        let table = self.areas.text();
+        table.lines().for_each(|line| self.say(line));
+        if let Some(Err(error)) = self.junit.as_ref().map(Junit::finish) {
+            self.unwritable.get_or_insert(error);
+        }
+        if self.format == Format::Json {
+            let seconds = self.start.elapsed().as_secs_f64();
+            let summary = serde_json::json!({ "summary": self.summary, "seconds": seconds });
+            self.line(&summary.to_string());
+            self.check()?;
+            return Ok(self.summary);
         }
         let Summary { passed, failed, known, skipped } = self.summary;
         let known = if known > 0 { format!(", {known} known deviations") } else { String::new() };
@@ -206,11 +253,15 @@ mod tests {
     fn json_has_an_object_for_every_result() {
         let mut out = Vec::new();
         let mut reporter = Reporter::new(&mut out, Format::Json);
+        reporter.begin(&Options { seed: 5, ..Options::default() }).unwrap();
         reporter.add(&report(Verdict::Pass));
         reporter.finish().unwrap();
         let text = String::from_utf8(out).unwrap();
-        let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-        assert_eq!(first["result"], "PASS");
-        assert_eq!(first["mode"], "threads");
+        let objects: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(objects.len(), 3, "{text}");
+        assert_eq!(objects[0]["header"]["seed"], 5);
+        assert_eq!(objects[1]["result"], "PASS");
+        assert_eq!(objects[1]["mode"], "threads");
+        assert_eq!(objects[2]["summary"]["passed"], 1);
     }
 }

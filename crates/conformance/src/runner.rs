@@ -2,20 +2,26 @@
 
 use crate::case::Case;
 use crate::cases;
+use crate::differential;
 use crate::drills;
 use crate::expectations::{CallLog, Expectations, Settled};
 use crate::job::{self, JobReport, RankCommand};
+use crate::mutants;
 use crate::plan::{Ending, Mode, Plan, Role};
 use crate::report::{CaseReport, Format, Reporter, Summary, Verdict};
 use crate::self_test;
+use crate::sequences;
 use rankwise_core::{Error, ErrorKind, Result};
 use rankwise_world::{Driver, World};
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// The world sizes of a run that names none (H4).
 pub const DEFAULT_RANKS: [usize; 8] = [1, 2, 3, 4, 5, 7, 8, 13];
+/// The most calls of a sequence.
+pub const MOST_CALLS: usize = 1_000_000;
 /// The most ranks a run takes.
 pub const MOST_RANKS: usize = 256;
 
@@ -42,6 +48,18 @@ pub struct Options {
     pub case_seconds: Option<u64>,
     /// What is expected of backends, beside what is built in.
     pub expectations: Vec<Expectations>,
+    /// Run this many random sequences of calls instead of the cases.
+    pub sequences: Option<usize>,
+    /// Calls of a sequence [10000] or of a comparison [1000].
+    pub calls: Option<usize>,
+    /// Run this script instead of the cases.
+    pub replay: Option<PathBuf>,
+    /// The folder for scripts of sequences that failed.
+    pub scripts_in: PathBuf,
+    /// Compare the results of the backends with each other's instead of running the cases.
+    pub differential: bool,
+    /// Write the results to this file too, as JUnit XML.
+    pub junit: Option<PathBuf>,
     /// How to print.
     pub format: Format,
 }
@@ -59,6 +77,12 @@ impl Default for Options {
             seed: 1,
             case_seconds: None,
             expectations: Vec::new(),
+            sequences: None,
+            calls: None,
+            replay: None,
+            scripts_in: PathBuf::from("."),
+            differential: false,
+            junit: None,
             format: Format::Text,
         }
     }
@@ -79,14 +103,24 @@ pub fn run(
         return Err(Error::invalid("mode outer is for ranks that are started already; it goes with no other mode"));
     }
     let mut reporter = Reporter::new(out, options.format);
+    reporter.begin(&options)?;
     let start = Instant::now();
     reporter.say(&format!("seed {}; repeat with --seed {}", options.seed, options.seed));
     let (backends, files) = (options.backends.clone(), std::mem::take(&mut options.expectations));
-    for name in &backends {
-        let Some(driver) = drivers.iter().find(|driver| driver.name() == name) else { continue };
+    if options.differential {
+        let subjects: Vec<_> = backends.iter().map(|name| base_and_mutant(name)).collect();
+        differential::run(&subjects, &options, command, &mut reporter)?;
+    }
+    for name in backends.iter().filter(|_| !options.differential) {
+        let subject = base_and_mutant(name);
+        let Some(driver) = drivers.iter().find(|driver| driver.name() == subject.0) else { continue };
         options.expectations = vec![expected_of(*driver, &World::solo(), &files)?];
         let options = &options;
-        if options.drills {
+        if let Some(script) = &options.replay {
+            sequences::replay(script, subject, options, command, &mut reporter)?;
+        } else if options.sequences.is_some() {
+            sequences::search(subject, options, command, &mut reporter)?;
+        } else if options.drills {
             drills::run(name, options, command, &mut reporter)?;
         } else if options.self_test {
             self_test::run(name, options, command, &mut reporter)?;
@@ -108,6 +142,21 @@ pub(crate) fn expected_of(driver: &dyn Driver, world: &World, files: &[Expectati
     Expectations::of(name, files)?.in_version(version)
 }
 
+/// The two parts of `shm+dropped-tail`.
+fn base_and_mutant(name: &str) -> (&str, Option<&str>) {
+    name.split_once('+').map_or((name, None), |(base, mutant)| (base, Some(mutant)))
+}
+
+/// Mutants are for what has no cases of its own; the self-test knows its mutants itself.
+fn check_mutant(drivers: &[&dyn Driver], options: &Options, name: &str) -> Result<()> {
+    let (base, Some(mutant)) = base_and_mutant(name) else { return Ok(()) };
+    if options.sequences.is_none() && options.replay.is_none() && !options.differential {
+        return Err(Error::invalid("mutants are for sequences, replays and comparisons, and run by the self-test"));
+    }
+    let known = drivers.iter().find(|driver| driver.name() == base).and_then(|driver| mutants::mutate(*driver, mutant));
+    known.map(drop).ok_or_else(|| Error::new(ErrorKind::NoBackend, format!("there is no mutant {mutant:?}")))
+}
+
 /// The options, with every name of a backend once; an error for what can't be run.
 pub(crate) fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Options> {
     let known: Vec<&str> = drivers.iter().map(|driver| driver.name()).collect();
@@ -116,10 +165,25 @@ pub(crate) fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Opti
         return Err(Error::new(ErrorKind::NoBackend, format!("name a backend to test; compiled in: {list}")));
     }
     for name in &options.backends {
-        if !known.contains(&name.as_str()) {
+        if !known.contains(&base_and_mutant(name).0) {
             let text = format!("there is no backend {name:?} in this program; compiled in: {list}");
             return Err(Error::new(ErrorKind::NoBackend, text));
         }
+    }
+    options.backends.iter().try_for_each(|name| check_mutant(drivers, options, name))?;
+    let kinds = [
+        options.self_test,
+        options.drills,
+        options.sequences.is_some(),
+        options.replay.is_some(),
+        options.differential,
+    ];
+    if kinds.iter().filter(|chosen| **chosen).count() > 1 {
+        let text = "choose one of the self-test, the drills, sequences, a replay and a comparison";
+        return Err(Error::invalid(text));
+    }
+    if options.sequences == Some(0) || options.calls.is_some_and(|calls| !(1..=MOST_CALLS).contains(&calls)) {
+        return Err(Error::invalid(format!("one sequence or more, of 1 to {MOST_CALLS} calls")));
     }
     let mut options = options.clone();
     options.ranks.sort_unstable();
@@ -130,7 +194,9 @@ pub(crate) fn checked(drivers: &[&dyn Driver], options: &Options) -> Result<Opti
             options.backends.push(name);
         }
     }
-    if options.ranks.is_empty() || options.ranks.iter().any(|ranks| !(1..=MOST_RANKS).contains(ranks)) {
+    // A script says how many ranks it is for.
+    let none = options.ranks.is_empty() && options.replay.is_none();
+    if none || options.ranks.iter().any(|ranks| !(1..=MOST_RANKS).contains(ranks)) {
         return Err(Error::invalid(format!("the numbers of ranks are 1 to {MOST_RANKS}, for example 1,2,3")));
     }
     if options.modes.is_empty() {

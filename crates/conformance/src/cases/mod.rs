@@ -12,6 +12,7 @@ mod nonblocking;
 mod p2p;
 mod reduce_scatter;
 mod rooted;
+mod sequence;
 mod special_values;
 mod table;
 mod tensors;
@@ -45,6 +46,7 @@ pub fn all() -> Vec<Case> {
         errors::CASES,
         mismatch::CASES,
         time::CASES,
+        sequence::CASES,
     ]
     .concat()
 }
