@@ -11,6 +11,7 @@ mod mismatch;
 mod nonblocking;
 mod p2p;
 mod reduce_scatter;
+mod refused;
 mod rooted;
 mod sequence;
 mod special_values;
@@ -43,6 +44,7 @@ pub fn all() -> Vec<Case> {
         nonblocking::CASES,
         alloc::CASES,
         table::CASES,
+        refused::CASES,
         errors::CASES,
         mismatch::CASES,
         time::CASES,
