@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 /// Calls of a run that names no number.
 const DEFAULT_CALLS: usize = 1000;
 
+/// Runs that are named where many gave the same.
+const SHOWN_COLUMNS: usize = 4;
+
 /// The results of one backend, in one mode, with the calls made in one way.
 struct Column<'a> {
     subject: Subject<'a>,
@@ -127,7 +130,12 @@ fn first_difference(script: &Script, column: &Column<'_>, columns: &[Column<'_>]
     let named = |agrees: &dyn Fn(&Digest) -> bool| -> String {
         let others = columns.iter().filter(|other| other.digests.get(key).is_some_and(agrees));
         let names: Vec<String> = others.map(Column::name).collect();
-        if names.is_empty() { "none".into() } else { names.join(", ") }
+        let more = names.len().saturating_sub(SHOWN_COLUMNS);
+        match names.len() {
+            0 => "none".into(),
+            _ if more == 0 => names.join(", "),
+            _ => format!("{} and {more} more", names[..SHOWN_COLUMNS].join(", ")),
+        }
     };
     Some(format!(
         "step {}, {}: rank {}: {}; {} of {} results differ; as the reference: {}; as here: {}",

@@ -160,6 +160,9 @@ impl Maker<'_> {
                 dtype = self.pick(&meaningful);
             }
             let mut o = Operation::reducing(kind, dtype, op, 0);
+            if matches!(op, ReduceOp::Min | ReduceOp::Max) && self.chance(3) {
+                o.pattern = Pattern::Bits;
+            }
             if self.choices.rounding && dtype.is_float() && self.chance(2) {
                 o.pattern = Pattern::Rounding;
             }

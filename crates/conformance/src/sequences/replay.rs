@@ -33,10 +33,10 @@ pub(crate) fn replay(
             let subject = Subject { backend, mutant, mode, ranks, command, seconds: options.case_seconds };
             let outcome = attempt(&subject, &script, None, false, Patience::Long)?;
             let (way, detail) = outcome.failure.map_or((None, String::new()), |(way, why)| (Some(way), why));
-            let (name, calls) = (subject.name(), outcome.made);
+            let (name, calls) = (subject.name(), script.calls());
             let less = match outcome.left_out {
                 0 => String::new(),
-                less => format!(", {less} not offered"),
+                less => format!(", of which {less} are not offered"),
             };
             let end = if way.is_none() { "all right" } else { "failed" };
             let seconds = outcome.elapsed.as_secs_f64();

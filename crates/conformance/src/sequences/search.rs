@@ -1,7 +1,7 @@
 //! `--sequences`: random sequences are run; the first that fails is made small and written to a file.
 
 use super::attempt::{Outcome, Patience, Subject, Way, attempt};
-use super::generate::Choices;
+use super::generate::{Choices, generate};
 use super::script::Script;
 use super::shrink::Scripts;
 use super::table::table_of;
@@ -13,13 +13,19 @@ use rankwise_core::{Error, Result};
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The most scripts that are tried to make a failing one smaller, and the longest that it may take.
 const MOST_TRIES: u32 = 500;
+/// A script of so few calls is small enough when making it smaller has taken so long: hangs take their deadline each time.
+const FEW_CALLS: usize = 3;
+const LONG_FOR_FEW: Duration = Duration::from_secs(20);
 /// Calls of a sequence of a run that names no number.
 const DEFAULT_CALLS: usize = 10_000;
 const MOST_TIME: Duration = Duration::from_secs(300);
+
+/// Lines of a script that are printed; the file has all.
+const MOST_SHOWN: usize = 40;
 
 /// What a search found on one subject.
 struct Found {
@@ -52,25 +58,31 @@ fn search_one(subject: &Subject<'_>, choices: &Choices, options: &Options, repor
     let sequences = options.sequences.unwrap_or(1);
     let mut passed = Vec::new();
     let found = first_failure(subject, choices, options, sequences, &mut |seed, outcome| {
-        passed.push((seed, outcome.made, outcome.left_out, outcome.elapsed));
+        passed.push((seed, outcome.left_out, outcome.elapsed));
     })?;
     let place = format!("{} {} {} ranks", subject.name(), subject.mode.name(), subject.ranks);
-    for (seed, made, left_out, elapsed) in passed {
+    let calls = calls_of(options);
+    for (seed, left_out, elapsed) in passed {
         let seconds = elapsed.as_secs_f64();
-        let less = if left_out > 0 { format!(", {left_out} not offered") } else { String::new() };
-        reporter.say(&format!("{place}: sequence with seed {seed}: {made} calls{less}, all right, in {seconds:.1} s"));
-        reporter.add(&line(subject, seed, calls_of(options), Verdict::Pass, String::new(), false, elapsed));
+        let less = if left_out > 0 { format!(", of which {left_out} are not offered") } else { String::new() };
+        reporter.say(&format!("{place}: sequence with seed {seed}: {calls} calls{less}, all right, in {seconds:.1} s"));
+        reporter.add(&line(subject, seed, calls, Verdict::Pass, String::new(), false, elapsed));
     }
     let Some(found) = found else { return Ok(()) };
-    let Found { script, outcome, tries, first_calls } = found;
+    let Found { mut script, mut outcome, tries, first_calls } = found;
+    // The small one has failed under short deadlines: it has to fail under long ones too.
+    let mut how = format!("made smaller from {first_calls} calls to {} in {tries} runs", script.calls());
+    let confirmed = attempt(subject, &script, None, false, Patience::Long)?;
+    if confirmed.failure.is_some() {
+        outcome = confirmed;
+    } else {
+        let small = script.calls();
+        script = generate(script.seed, subject.ranks, calls_of(options), choices);
+        how = format!("smaller ones do not fail every time, for example one of {small} calls; the whole one");
+    }
     let (way, why) = outcome.failure.unwrap_or((Way::Error, String::new()));
     let file = write_script(&options.scripts_in, subject, &script, &why)?;
-    let detail = format!(
-        "{why}; made smaller from {first_calls} calls to {} in {tries} runs: {}; repeat with: {}",
-        script.calls(),
-        file.display(),
-        repetition(subject, &file),
-    );
+    let detail = format!("{why}; {how}: {}; repeat with: {}", file.display(), repetition(subject, &file),);
     reporter.add(&line(
         subject,
         script.seed,
@@ -80,7 +92,7 @@ fn search_one(subject: &Subject<'_>, choices: &Choices, options: &Options, repor
         way == Way::Wrong,
         outcome.elapsed,
     ));
-    for text in script.to_string().lines() {
+    for text in script.to_string().lines().take(MOST_SHOWN) {
         reporter.say(&format!("    {text}"));
     }
     Ok(())
@@ -149,6 +161,7 @@ fn first_failure(
     let last: RefCell<Option<Outcome>> = RefCell::new(None);
     let broken: RefCell<Option<Error>> = RefCell::new(None);
     let tries = Cell::new(0_usize);
+    let (few, since) = (Cell::new(false), Cell::new(Instant::now()));
     let passed = RefCell::new(passed);
     let config = Config {
         cases: u32::try_from(sequences).unwrap_or(u32::MAX),
@@ -163,6 +176,9 @@ fn first_failure(
             return Ok(());
         }
         let known = *first.borrow();
+        if known.is_some() && few.get() && since.get().elapsed() > LONG_FOR_FEW {
+            return Ok(());
+        }
         let patience = if known.is_some() { Patience::Short } else { Patience::Long };
         let outcome = match attempt(subject, &script, None, false, patience) {
             Ok(outcome) => outcome,
@@ -179,11 +195,15 @@ fn first_failure(
         };
         tries.set(tries.get() + 1);
         match known {
-            None => *first.borrow_mut() = Some((way, script.calls())),
+            None => {
+                *first.borrow_mut() = Some((way, script.calls()));
+                since.set(Instant::now());
+            }
             // Another fault: not what is looked for.
             Some((known, _)) if known != way => return Ok(()),
             Some(_) => {}
         }
+        few.set(script.calls() <= FEW_CALLS);
         failed_in.set(outcome.step);
         *last.borrow_mut() = Some(outcome);
         Err(TestCaseError::fail(why))

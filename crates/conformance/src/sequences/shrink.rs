@@ -293,6 +293,7 @@ fn plainer_call(call: &Numbered) -> Vec<Numbered> {
     try_with(&|o| o.root = 0);
     if !o.counts.is_empty() {
         try_with(&|o| (o.token, o.width) = (false, 1));
+        try_with(&|o| o.counts.iter_mut().for_each(|count| *count = 0));
         try_with(&|o| o.counts.iter_mut().for_each(|count| *count = 1));
         try_with(&|o| o.counts.iter_mut().for_each(|count| *count /= 2));
         for i in 0..o.counts.len().min(16) {
