@@ -22,6 +22,7 @@ tests a backend against rankwise's contract
   --expectations FILE  what the backend has promised, and its known deviations (may be repeated)
   --full             whole products instead of samples, and the large cases
   --self-test        run deliberately broken versions of the backend instead
+  --drills           kill, stop and confuse ranks instead, and look for what is left
   --seed N           seed of samples, values and delays
   --json             print JSON lines
   --list             print the cases
@@ -41,6 +42,11 @@ tests a backend against rankwise's contract
 /// }
 /// ```
 pub fn rank_main(driver: &dyn Driver) -> ExitCode {
+    rank_main_expecting(driver, Vec::new())
+}
+
+/// [`rank_main`] with what the backend has promised, and its known deviations, built into the program.
+pub fn rank_main_expecting(driver: &dyn Driver, expectations: Vec<Expectations>) -> ExitCode {
     if let Some(code) = run_planned(&[driver]) {
         return code;
     }
@@ -53,7 +59,11 @@ pub fn rank_main(driver: &dyn Driver) -> ExitCode {
         print!("{}", list());
         return ExitCode::SUCCESS;
     }
-    match parse(driver.name(), &arguments).and_then(|options| run_where_we_are(driver, options)) {
+    let parsed = parse(driver.name(), &arguments).map(|mut options| {
+        options.expectations.extend(expectations);
+        options
+    });
+    match parsed.and_then(|options| run_where_we_are(driver, options)) {
         Ok(summary) if summary.failed == 0 => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
@@ -85,6 +95,7 @@ fn parse(backend: &str, arguments: &[String]) -> Result<Options> {
         match flag.as_str() {
             "--full" => options.full = true,
             "--self-test" => options.self_test = true,
+            "--drills" => options.drills = true,
             "--json" => options.format = Format::Json,
             "--case" => options.pattern = Some(value()?.clone()),
             "--seed" => options.seed = number(value()?)?,
@@ -123,7 +134,9 @@ mod tests {
         for wrong in ["--ranks", "--ranks two", "--mode fibres", "--no-such", "case", "--expectations /no/such/file"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
         }
-        for word in ["--ranks", "--mode", "--case", "--expectations", "--full", "--self-test", "--seed", "--json"] {
+        for word in
+            ["--ranks", "--mode", "--case", "--expectations", "--full", "--self-test", "--drills", "--seed", "--json"]
+        {
             assert!(USAGE.contains(word));
         }
     }

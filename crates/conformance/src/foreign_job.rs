@@ -71,6 +71,11 @@ pub fn run_in_job(drivers: &[&dyn Driver], options: &Options, out: &mut (dyn Wri
     let mut silence = io::sink();
     let out: &mut (dyn Write + Send) = if world.rank() == 0 { out } else { &mut silence };
     let mut reporter = Reporter::new(out, options.format);
+    if world.rank() != 0 {
+        options.junit = None;
+    }
+    options.ranks = vec![world.size()];
+    reporter.begin(&options)?;
     let start = Instant::now();
     reporter.say(&format!(
         "seed {}; repeat with --seed {}; {} ranks, started by: {}",
@@ -93,10 +98,11 @@ fn prepare<'a>(
     options: &Options,
     world: &World,
 ) -> Result<(Options, Vec<(&'a dyn Driver, Expectations)>)> {
-    if options.self_test || options.drills {
-        return Err(Error::invalid(
-            "mutants and drills need ranks that the suite starts itself: mode threads or processes",
-        ));
+    let other_kinds = [options.self_test, options.drills, options.differential];
+    if other_kinds.contains(&true) || options.sequences.is_some() || options.replay.is_some() {
+        let text =
+            "only the cases run inside a job; the rest needs ranks that the suite starts: mode threads or processes";
+        return Err(Error::invalid(text));
     }
     let options = checked(drivers, options)?;
     let mut chosen = Vec::new();

@@ -71,7 +71,7 @@ mod sequences;
 mod sizes;
 mod values;
 
-pub use arguments::rank_main;
+pub use arguments::{rank_main, rank_main_expecting};
 pub use expectations::Expectations;
 pub use foreign_job::run_in_job;
 pub use job::RankCommand;
