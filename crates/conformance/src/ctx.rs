@@ -1,6 +1,7 @@
 //! What a case is given: the world, the backend, fresh communicators, seeds, samples and delays.
 
 use crate::case::{CaseResult, Failure, ensure};
+use crate::expectations::{CallLog, Deviation, Promise};
 use crate::operation::{Operation, verify};
 use crate::random::{Random, label};
 use crate::sample;
@@ -48,6 +49,10 @@ pub struct Place {
     pub world: (usize, usize),
     /// Position of this mode among those of the run, and their number.
     pub mode: (usize, usize),
+    /// What the backend has promised.
+    pub promise: Option<Promise>,
+    /// Deviations of calls that apply here, by position in the list of the backend.
+    pub deviations: Vec<(usize, Deviation)>,
 }
 
 /// The surroundings of one case on one rank.
@@ -68,6 +73,8 @@ pub struct Ctx<'a> {
     delays: Option<Random>,
     fixed: bool,
     last_call: LastCall,
+    /// Deviating calls that were met.
+    pub(crate) deviating: CallLog,
 }
 
 impl<'a> Ctx<'a> {
@@ -99,6 +106,7 @@ impl<'a> Ctx<'a> {
             delays,
             fixed,
             last_call,
+            deviating: CallLog::default(),
         }
     }
 
@@ -115,6 +123,29 @@ impl<'a> Ctx<'a> {
     /// The capability table of the backend's communicators.
     pub fn capabilities(&self) -> &Capabilities {
         self.base.capabilities()
+    }
+
+    /// What the backend has promised.
+    pub fn promise(&self) -> Option<&Promise> {
+        self.place.promise.as_ref()
+    }
+
+    /// The result of a call as it counts: where calls like it are known to deviate, a failure is noted, and `instead` is what
+    /// it gave.
+    pub(crate) fn judged<T>(
+        &mut self,
+        members: usize,
+        o: &Operation,
+        result: CaseResult<T>,
+        instead: impl FnOnce() -> T,
+    ) -> CaseResult<T> {
+        // Groups of one use no engine.
+        let Some(index) = CallLog::find(&self.place.deviations, o).filter(|_| members > 1) else { return result };
+        self.deviating.tried.insert(index);
+        result.or_else(|_| {
+            self.deviating.went_wrong.insert(index);
+            Ok(instead())
+        })
     }
 
     /// Whether the run is a full one.

@@ -1,6 +1,8 @@
 //! One launched job: starts the ranks, collects what they report, and kills them from outside when a case hangs (H5).
 
+use crate::expectations::CallLog;
 use crate::plan::{Ending, Mode, PLAN_VARIABLE, Plan, Record};
+use crate::sequences::{PlayedPart, TablePart};
 use rankwise_core::{Error, Result};
 use rankwise_world::launch::{Event, Exit, JobHandle, Launch, Output, Stream};
 use std::collections::BTreeMap;
@@ -37,7 +39,7 @@ impl RankCommand {
             .map_err(|error| Error::config("cannot write the plan of a job").with_source(error))?;
         let processes = match plan.mode {
             Mode::Threads => 1,
-            Mode::Processes => plan.ranks,
+            Mode::Processes | Mode::Outer => plan.ranks,
         };
         Ok(Launch::new(processes, &self.program)
             .args(self.args.iter())
@@ -52,6 +54,12 @@ impl RankCommand {
 pub(crate) struct JobReport {
     /// Per case, per rank: how it ended.
     pub endings: BTreeMap<String, BTreeMap<usize, (Ending, u64)>>,
+    /// Per case: the calls of all ranks that are known to deviate.
+    pub calls: BTreeMap<String, CallLog>,
+    /// Per rank: what of a sequence it has played.
+    pub played: BTreeMap<usize, PlayedPart>,
+    /// What the capability table holds, when asked.
+    pub table: Option<TablePart>,
     /// The case in which a rank hung.
     pub hung: Option<String>,
     /// What each rank that is still in a case called last.
@@ -93,7 +101,7 @@ pub(crate) fn run(plan: &Plan, command: &RankCommand, limit: impl Fn(&str) -> Du
         if *exit != Exit::Code(0) {
             report.exits.push(match plan.mode {
                 Mode::Threads => format!("the process of all ranks {exit}"),
-                Mode::Processes => format!("rank {rank} {exit}"),
+                Mode::Processes | Mode::Outer => format!("rank {rank} {exit}"),
             });
         }
     }
@@ -129,11 +137,14 @@ impl Progress {
                 self.report.inside.remove(&rank);
                 self.report.endings.entry(case).or_default().insert(rank, (ending, millis));
             }
+            Record::Calls { case, calls, .. } => self.report.calls.entry(case).or_default().extend(&calls),
             Record::Stuck { rank, last_call, .. } => {
                 self.report.last_calls.insert(rank, last_call);
             }
             Record::Broken { rank, why } => self.report.broken.push(format!("rank {rank}: {why}")),
             Record::Done { .. } => self.report.done += 1,
+            Record::Played { rank, part } => self.report.played.entry(rank).or_default().extend(part),
+            Record::Table(table) => self.report.table = Some(table),
             Record::Event { .. } => {}
         }
     }

@@ -42,15 +42,19 @@
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
 
+mod areas;
+mod arguments;
 pub mod case;
 pub mod cases;
 pub mod clean;
 pub mod ctx;
+mod differential;
 mod drills;
-mod expectations;
+pub mod expectations;
 mod foreign_job;
 mod frame;
 mod job;
+mod junit;
 pub mod mutants;
 mod number;
 pub mod operation;
@@ -63,10 +67,13 @@ pub mod report;
 pub mod runner;
 mod sample;
 mod self_test;
+mod sequences;
 mod sizes;
 mod values;
 
-pub use foreign_job::rank_main;
+pub use arguments::{rank_main, rank_main_expecting};
+pub use expectations::Expectations;
+pub use foreign_job::run_in_job;
 pub use job::RankCommand;
 pub use plan::Mode;
 pub use rank::run_planned;

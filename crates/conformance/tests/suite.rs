@@ -112,8 +112,10 @@ fn a_pattern_selects_and_json_has_one_object_a_line() {
     let (summary, text) = run_suite(&options);
     assert_eq!((summary.passed, summary.failed, summary.skipped), (1, 0, 0), "{text}");
     let mut lines = text.lines().rev();
-    assert_eq!(lines.next(), Some("1 passed, 0 failed, 0 skipped"));
+    assert!(lines.next().unwrap().contains("\"summary\":{\"failed\":0,"), "{text}");
     assert!(lines.next().unwrap().contains("\"case\":\"AG-53\""), "{text}");
+    assert!(lines.next().unwrap().contains("\"seed\":1"), "{text}");
+    assert_eq!(lines.next(), None);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use rankwise_core::{Backend, CommBackend, Communicator, Config, DType, ErrorKind
 use std::time::Duration;
 
 const MANY: usize = usize::MAX;
-const BASIC: &[Need] = &[Need::Kind(OpKind::AllReduce), Need::Kind(OpKind::AllGather)];
+const BASIC: &[Need] =
+    &[Need::Kind(OpKind::AllReduce), Need::Kind(OpKind::AllGather), Need::Reduce(ReduceOp::Sum, DType::F32)];
 
 pub(super) const CASES: &[Case] = &[
     Case::must("GR-106", "groups: every subset of four ranks", every_subset).ranks(4, 4),
@@ -156,7 +157,7 @@ fn overlapping(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut comms = mine.map(|pair| backend.communicator(pair)).collect::<Result<Vec<_>, _>>()?;
     for round in 0..20 {
         for comm in &mut comms {
-            let operation = Operation::reducing(OpKind::AllReduce, DType::I32, ReduceOp::Sum, 1 + round * 13);
+            let operation = Operation::reducing(OpKind::AllReduce, DType::F32, ReduceOp::Sum, 1 + round * 13);
             let seed_holder = comm.group().stable_hash() ^ round as u64;
             let inputs = crate::operation::inputs(&operation, seed_holder, comm.size());
             crate::operation::verify_with(ctx, comm, &operation, &inputs)?;
@@ -327,9 +328,9 @@ fn two_threads(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut second = ctx.communicator()?;
     let work = |comm: &mut Communicator, rounds: usize| -> CaseResult {
         for round in 0..rounds {
-            let mut data = vec![comm.rank() as i32 + 1; 1 + round * 29];
+            let mut data = vec![comm.rank() as f32 + 1.0; 1 + round * 29];
             comm.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
-            let want = (comm.size() * (comm.size() + 1) / 2) as i32;
+            let want = (comm.size() * (comm.size() + 1) / 2) as f32;
             ensure!(data.iter().all(|v| *v == want), "round {round}: {:?} instead of {want}", data[0]);
         }
         Ok(())

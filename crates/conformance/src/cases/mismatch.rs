@@ -6,13 +6,17 @@ use rankwise_core::{Call, Communicator, DType, Error, ErrorKind, OpKind, Part, R
 use std::time::Duration;
 
 const MANY: usize = usize::MAX;
-const REDUCE: &[Need] = &[Need::Kind(OpKind::AllReduce)];
+const REDUCE: &[Need] = &[Need::Kind(OpKind::AllReduce), Need::Reduce(ReduceOp::Sum, DType::F32)];
+const TWO_OPERATORS: &[Need] =
+    &[Need::Kind(OpKind::AllReduce), Need::Reduce(ReduceOp::Sum, DType::F32), Need::Reduce(ReduceOp::Max, DType::F32)];
+const TWO_TYPES: &[Need] =
+    &[Need::Kind(OpKind::AllReduce), Need::Reduce(ReduceOp::Sum, DType::F32), Need::Reduce(ReduceOp::Sum, DType::I32)];
 
 pub(super) const CASES: &[Case] = &[
     Case::must("MM-35", "mismatch: the reduce operator", |ctx| {
         differs(ctx, |comm, odd, buffers| reduce(comm, buffers, if odd { ReduceOp::Max } else { ReduceOp::Sum }))
     })
-    .needs(REDUCE)
+    .needs(TWO_OPERATORS)
     .ranks(2, MANY),
     Case::must("MM-350", "mismatch: the factor of a scaled sum", |ctx| {
         let op = |odd| ReduceOp::PreMulSum(if odd { 0.25 } else { 0.5 });
@@ -42,7 +46,7 @@ pub(super) const CASES: &[Case] = &[
             false => comm.all_reduce(src, dst, ReduceOp::Sum),
         })
     })
-    .needs(REDUCE)
+    .needs(TWO_TYPES)
     .ranks(2, MANY),
     Case::must("MM-371", "mismatch: the type, bf16 and f16", |ctx| {
         differs(ctx, |comm, odd, _| match odd {
@@ -72,7 +76,7 @@ pub(super) const CASES: &[Case] = &[
     })
     .needs(&[Need::Kind(OpKind::AllReduce), Need::Kind(OpKind::Barrier)])
     .ranks(2, MANY),
-    Case::must("MM-39", "mismatch: two calls swapped on one rank", swapped).needs(REDUCE).ranks(2, MANY),
+    Case::must("MM-39", "mismatch: two calls swapped on one rank", swapped).needs(TWO_OPERATORS).ranks(2, MANY),
     Case::must("MM-62", "mismatch: all_gather with different counts", |ctx| {
         differs(ctx, |comm, odd, _| {
             let count = if odd { 3 } else { 2 };
@@ -326,7 +330,7 @@ fn swapped(ctx: &mut Ctx<'_>) -> CaseResult {
     let odd = ctx.size() - 1;
     let mut comm = ctx.communicator()?;
     comm.set_timeout(Duration::from_secs(10));
-    let data = [comm.rank() as i32 + 1, 2, -3, 4];
+    let data = [comm.rank() as f32 + 1.0, 2.0, -3.0, 4.0];
     let mut sums = data;
     let mut results = Vec::new();
     for step in 0..2 {

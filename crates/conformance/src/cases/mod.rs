@@ -13,7 +13,9 @@ mod mismatch;
 mod nonblocking;
 mod p2p;
 mod reduce_scatter;
+mod refused;
 mod rooted;
+mod sequence;
 mod special_values;
 mod table;
 mod tensors;
@@ -47,9 +49,11 @@ pub fn all() -> Vec<Case> {
         alloc::CASES,
         lent_memory::CASES,
         table::CASES,
+        refused::CASES,
         errors::CASES,
         mismatch::CASES,
         time::CASES,
+        sequence::CASES,
     ]
     .concat()
 }

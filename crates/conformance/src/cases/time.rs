@@ -82,13 +82,16 @@ fn wait_in_vain(
     let error = match result {
         // Another member's clock ran out a moment earlier.
         Err(error) if error.kind() == &ErrorKind::Poisoned => root_cause(&error)?.with_operation(OpKind::Barrier),
-        result => expect_error(result, &ErrorKind::Timeout, None)?,
+        result => {
+            let error = expect_error(result, &ErrorKind::Timeout, None)?;
+            ensure!(error.sequence().is_some(), "the number of the call is not in the error: {error}");
+            ensure!(error.group() == Some(comm.group()), "the group is not in the error: {error}");
+            error
+        }
     };
     ensure!(error.kind() == &ErrorKind::Timeout, "the first cause is {error}");
     ensure!(error.peers() == [absent], "names {:?} instead of [{absent}]: {error}", error.peers());
     ensure!(error.operation().is_some(), "the operation is not in the error: {error}");
-    ensure!(error.sequence().is_some(), "the number of the call is not in the error: {error}");
-    ensure!(error.group() == Some(comm.group()), "the group is not in the error: {error}");
     ensure!(elapsed + Duration::from_millis(50) >= SHORT, "gave up after {elapsed:?} of {SHORT:?}");
     ensure!(elapsed < SHORT + LATE, "gave up only after {elapsed:?} of {SHORT:?}");
     Ok(())
