@@ -15,7 +15,7 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 tests a backend against rankwise's contract
 
-  --ranks N,N        world sizes [default: 1,2,3,4,5,7,8,13]
+  --ranks N,N        world sizes [default: 1,2,3,4,5,7,8,13; sequences and comparisons 4, replays what the script says]
   --mode MODE        threads, processes, or outer: inside the job that this process is a rank of
                      [default: outer in a job, else threads and processes]
   --case PATTERN     only cases whose id or title contains this
@@ -23,6 +23,11 @@ tests a backend against rankwise's contract
   --full             whole products instead of samples, and the large cases
   --self-test        run deliberately broken versions of the backend instead
   --drills           kill, stop and confuse ranks instead, and look for what is left
+  --sequences N      run N random sequences of mixed calls instead; one that fails is made small and written to a file
+  --calls N          calls of a sequence or a comparison
+  --replay FILE      run the script in this file instead
+  --differential     compare the modes, and ways to make calls, instead
+  --junit FILE       write the results to this file too, as JUnit XML
   --seed N           seed of samples, values and delays
   --json             print JSON lines
   --list             print the cases
@@ -89,6 +94,7 @@ fn run_where_we_are(driver: &dyn Driver, mut options: Options) -> Result<Summary
 /// No modes when none are named.
 fn parse(backend: &str, arguments: &[String]) -> Result<Options> {
     let mut options = Options { backends: vec![backend.into()], modes: Vec::new(), ..Options::default() };
+    let mut ranks = None;
     let mut rest = arguments.iter();
     while let Some(flag) = rest.next() {
         let mut value = || rest.next().ok_or_else(|| Error::invalid(format!("{flag} needs a value; see --help")));
@@ -96,10 +102,15 @@ fn parse(backend: &str, arguments: &[String]) -> Result<Options> {
             "--full" => options.full = true,
             "--self-test" => options.self_test = true,
             "--drills" => options.drills = true,
+            "--differential" => options.differential = true,
+            "--sequences" => options.sequences = Some(number(value()?)?),
+            "--calls" => options.calls = Some(number(value()?)?),
+            "--replay" => options.replay = Some(value()?.into()),
+            "--junit" => options.junit = Some(value()?.into()),
             "--json" => options.format = Format::Json,
             "--case" => options.pattern = Some(value()?.clone()),
             "--seed" => options.seed = number(value()?)?,
-            "--ranks" => options.ranks = value()?.split(',').map(number).collect::<Result<_>>()?,
+            "--ranks" => ranks = Some(value()?.split(',').map(number).collect::<Result<_>>()?),
             "--expectations" => options.expectations.push(Expectations::read_file(value()?)?),
             "--mode" => {
                 let name = value()?;
@@ -110,6 +121,12 @@ fn parse(backend: &str, arguments: &[String]) -> Result<Options> {
             _ => return Err(Error::invalid(format!("there is no argument {flag:?}; see --help"))),
         }
     }
+    options.ranks = match ranks {
+        Some(ranks) => ranks,
+        None if options.replay.is_some() => Vec::new(),
+        None if options.sequences.is_some() || options.differential => vec![4],
+        None => options.ranks,
+    };
     Ok(options)
 }
 
@@ -127,12 +144,17 @@ mod tests {
 
     #[test]
     fn arguments_are_read_and_mistakes_refused() {
+        let options = parsed("--sequences 2 --calls 50 --junit x.xml").unwrap();
+        assert_eq!((options.sequences, options.calls), (Some(2), Some(50)));
         let options = parsed("--ranks 2,3 --mode threads --case AR-1 --full --seed 7 --json").unwrap();
         assert_eq!((options.backends, options.ranks), (vec!["mine".to_string()], vec![2, 3]));
         assert_eq!((options.modes, options.seed, options.full), (vec![Mode::Threads], 7, true));
         assert!(parsed("").unwrap().modes.is_empty());
         for wrong in ["--ranks", "--ranks two", "--mode fibres", "--no-such", "case", "--expectations /no/such/file"] {
             assert!(parsed(wrong).is_err(), "{wrong}");
+        }
+        for word in ["--sequences", "--calls", "--replay", "--differential", "--junit"] {
+            assert!(USAGE.contains(word));
         }
         for word in
             ["--ranks", "--mode", "--case", "--expectations", "--full", "--self-test", "--drills", "--seed", "--json"]

@@ -173,7 +173,7 @@ impl<'a> Reporter<'a> {
         }
         let table = self.areas.text();
         table.lines().for_each(|line| self.say(line));
-        if let Some(Err(error)) = self.junit.as_ref().map(Junit::finish) {
+        if let Some(Err(error)) = self.junit.as_mut().map(Junit::finish) {
             self.unwritable.get_or_insert(error);
         }
         if self.format == Format::Json {
@@ -192,6 +192,9 @@ impl<'a> Reporter<'a> {
 
     /// Fails once a line could not be written: nothing that runs after that would be seen.
     pub fn check(&mut self) -> Result<()> {
+        if let Some(Err(error)) = self.junit.as_mut().map(Junit::catch_up) {
+            self.unwritable.get_or_insert(error);
+        }
         self.unwritable.take().map_or(Ok(()), |error| {
             Err(Error::config("the report can't be written; see where the output goes").with_source(error))
         })

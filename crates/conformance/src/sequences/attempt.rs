@@ -23,6 +23,8 @@ use std::time::{Duration, Instant};
 
 /// What stands for the script where a job's case would be named.
 const NAME: &str = "sequence";
+/// How long other ranks are given to say what they have found after one has failed.
+const AFTER_FAILURE: Duration = Duration::from_millis(700);
 /// Digests in one record.
 const DIGESTS_A_RECORD: usize = 100;
 
@@ -75,8 +77,7 @@ pub(crate) struct Outcome {
     pub(crate) failure: Option<(Way, String)>,
     /// The last step that a rank which failed was in, counted from 1, where that is known.
     pub(crate) step: Option<usize>,
-    /// Calls that rank 0 made, and those left out because the table does not offer them.
-    pub(crate) made: usize,
+    /// Calls that rank 0 left out because the table does not offer them.
     pub(crate) left_out: usize,
     pub(crate) digests: BTreeMap<usize, Vec<Digest>>,
     pub(crate) elapsed: Duration,
@@ -85,7 +86,7 @@ pub(crate) struct Outcome {
 /// What `Record::Played` carries.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct PlayedPart {
-    pub(crate) made: usize,
+    /// Calls left out because the table does not offer them.
     pub(crate) left_out: usize,
     pub(crate) digests: Vec<Digest>,
 }
@@ -129,7 +130,7 @@ pub(crate) fn attempt(
 fn outcome(mut job: JobReport, ranks: usize, elapsed: Duration) -> Outcome {
     let endings = job.endings.remove(NAME).unwrap_or_default();
     let digests = std::mem::take(&mut job.played);
-    let (made, left_out) = digests.get(&0).map_or((0, 0), |played| (played.made, played.left_out));
+    let left_out = digests.get(&0).map_or(0, |played| played.left_out);
     let digests = digests.into_iter().map(|(rank, played)| (rank, played.digests)).collect();
     let text = |rank: &usize, why: &String| (format!("rank {rank}: {why}"), named_step(why));
     let wrong = endings.iter().find_map(|(rank, (ending, _))| match ending {
@@ -160,13 +161,13 @@ fn outcome(mut job: JobReport, ranks: usize, elapsed: Duration) -> Outcome {
     } else {
         (Some((Way::Crash, why_it_ended(&job))), None)
     };
-    Outcome { failure, step, made, left_out, digests, elapsed }
+    Outcome { failure, step, left_out, digests, elapsed }
 }
 
 impl PlayedPart {
     /// Puts what came later behind it.
     pub(crate) fn extend(&mut self, part: PlayedPart) {
-        (self.made, self.left_out) = (part.made, part.left_out);
+        self.left_out = part.left_out;
         self.digests.extend(part.digests);
     }
 }
@@ -193,7 +194,13 @@ pub(crate) fn run_part(world: &World, driver: &dyn Driver, plan: &Plan, part: &S
         Err(panic) => Ending::Fail(panic_text(panic.as_ref())),
     };
     drop(over);
+    let failed = ending != Ending::Pass;
     Record::End { rank, case: NAME.into(), ending, millis: start.elapsed().as_millis() as u64 }.emit();
+    if failed {
+        // The others learn of it, or wait until their deadlines for a rank that has gone: nothing more is to be seen.
+        std::thread::sleep(AFTER_FAILURE);
+        std::process::exit(1);
+    }
     Record::Done { rank }.emit();
     true
 }
@@ -214,11 +221,11 @@ fn played(world: &World, driver: &dyn Driver, part: &ScriptPart, last_call: Last
     let mut ctx = Ctx::new(world, driver, &backend, &mut base, &place, NAME, last_call);
     let played = play(&mut ctx, &backend, all, &script, part.form, Duration::from_secs(part.call_seconds))?;
     let rank = world.rank();
-    let (made, left_out) = (played.made, played.left_out);
+    let left_out = played.left_out;
     let mut digests = played.digests.into_iter().peekable();
     while {
         let some = digests.by_ref().take(DIGESTS_A_RECORD).collect();
-        Record::Played { rank, part: PlayedPart { made, left_out, digests: some } }.emit();
+        Record::Played { rank, part: PlayedPart { left_out, digests: some } }.emit();
         digests.peek().is_some()
     } {}
     ctx.note(|| "the barrier at the end".into());

@@ -16,8 +16,7 @@ use std::time::Duration;
 /// What a rank has done.
 #[derive(Debug, Default)]
 pub(crate) struct Played {
-    /// Calls made, and those left out because the capability table does not offer them.
-    pub(crate) made: usize,
+    /// Calls left out because the capability table does not offer them.
     pub(crate) left_out: usize,
     /// With a form: what every call gave.
     pub(crate) digests: Vec<Digest>,
@@ -149,7 +148,7 @@ impl Player<'_, '_> {
     }
 
     fn count(&mut self, offered: bool) -> bool {
-        *if offered { &mut self.played.made } else { &mut self.played.left_out } += 1;
+        self.played.left_out += usize::from(!offered);
         offered
     }
 

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const MOST_TRIES: u32 = 500;
 /// A script of so few calls is small enough when making it smaller has taken so long: hangs take their deadline each time.
 const FEW_CALLS: usize = 3;
-const LONG_FOR_FEW: Duration = Duration::from_secs(20);
+const LONG_FOR_FEW: Duration = Duration::from_secs(10);
 /// Calls of a sequence of a run that names no number.
 const DEFAULT_CALLS: usize = 10_000;
 const MOST_TIME: Duration = Duration::from_secs(300);
@@ -127,7 +127,13 @@ fn calls_of(options: &Options) -> usize {
 /// The command that runs a script again.
 pub(crate) fn repetition(subject: &Subject<'_>, file: &Path) -> String {
     let (name, mode, ranks) = (subject.name(), subject.mode.name(), subject.ranks);
-    format!("rankwise conformance --replay {} --backend {name} --mode {mode} --ranks {ranks}", file.display())
+    // A program for one backend is its own command and names none.
+    let program = Path::new(&subject.command.program).file_name().map(|name| name.to_string_lossy().into_owned());
+    let (command, backend) = match program {
+        Some(program) if subject.command.args.is_empty() => (program, String::new()),
+        _ => ("rankwise conformance".to_string(), format!(" --backend {name}")),
+    };
+    format!("{command} --replay {}{backend} --mode {mode} --ranks {ranks}", file.display())
 }
 
 fn write_script(folder: &Path, subject: &Subject<'_>, script: &Script, why: &str) -> Result<PathBuf> {
