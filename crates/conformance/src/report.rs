@@ -184,7 +184,7 @@ impl<'a> Reporter<'a> {
             return Ok(self.summary);
         }
         let Summary { passed, failed, known, skipped } = self.summary;
-        let known = if known > 0 { format!(", {known} known deviations") } else { String::new() };
+        let known = if known > 0 { format!(", known deviations: {known}") } else { String::new() };
         self.line(&format!("{passed} passed, {failed} failed, {skipped} skipped{known}"));
         self.check()?;
         Ok(self.summary)

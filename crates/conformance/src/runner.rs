@@ -252,7 +252,7 @@ fn suite(backend: &str, options: &Options, command: &RankCommand, reporter: &mut
             let count = |verdict| reports.iter().filter(|report| report.result == verdict).count();
             let known = match count(Verdict::Known) {
                 0 => String::new(),
-                known => format!(", {known} known deviations"),
+                known => format!(", known deviations: {known}"),
             };
             reporter.say(&format!(
                 "{backend} {} {ranks} ranks: {} passed, {} failed, {} skipped{known} in {:.1} s",
