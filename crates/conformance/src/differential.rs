@@ -65,7 +65,7 @@ pub(crate) fn run(
                     }
                     let seconds = options.case_seconds;
                     let subject = Subject { backend, mutant: *mutant, mode, ranks, command, seconds };
-                    columns.push(column(subject, form, &script, fixed)?);
+                    columns.push(column(subject, form, &script)?);
                 }
             }
         }
@@ -75,8 +75,8 @@ pub(crate) fn run(
     Ok(())
 }
 
-fn column<'a>(subject: Subject<'a>, form: Form, script: &Script, fixed: bool) -> Result<Column<'a>> {
-    let mut outcome = attempt(&subject, script, Some(form), fixed, Patience::Long)?;
+fn column<'a>(subject: Subject<'a>, form: Form, script: &Script) -> Result<Column<'a>> {
+    let mut outcome = attempt(&subject, script, Some(form), Patience::Long)?;
     let by_rank = std::mem::take(&mut outcome.digests);
     let digests = by_rank
         .into_iter()

@@ -57,8 +57,6 @@ pub(crate) struct ScriptPart {
     pub path: String,
     /// How to make the calls and record their results, instead of judging them.
     pub form: Option<Form>,
-    /// Whether to ask for fixed determinism.
-    pub fixed: bool,
     /// Deadline of a call, in seconds.
     pub call_seconds: u64,
 }

@@ -96,7 +96,6 @@ pub(crate) fn attempt(
     subject: &Subject<'_>,
     script: &Script,
     form: Option<Form>,
-    fixed: bool,
     patience: Patience,
 ) -> Result<Outcome> {
     let start = Instant::now();
@@ -107,9 +106,9 @@ pub(crate) fn attempt(
     file.write_all(script.to_string().as_bytes()).map_err(cannot)?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
     let (call_seconds, base) = if patience == Patience::Long { (15, 60) } else { (4, 12) };
-    let seconds = subject.seconds.unwrap_or(base + script.calls() as u64 / 100).max(1);
+    let seconds = subject.seconds.unwrap_or(base + (script.calls() * subject.ranks / 200) as u64).max(1);
     let plan = Plan {
-        role: Role::Script(ScriptPart { path, form, fixed, call_seconds }),
+        role: Role::Script(ScriptPart { path, form, call_seconds }),
         backend: subject.backend.into(),
         mutant: subject.mutant.map(Into::into),
         mode: subject.mode,
@@ -146,7 +145,7 @@ fn outcome(mut job: JobReport, ranks: usize, elapsed: Duration) -> Outcome {
             _ => None,
         })
         .collect();
-    failed.sort_by_key(|(_, (_, step))| *step);
+    failed.sort_by_key(|(_, (_, step))| step.unwrap_or(usize::MAX));
     let first_failed = failed.into_iter().next();
     let whole = endings.len() == ranks && job.done >= ranks;
     let (failure, step) = if let Some((way, (why, step))) = wrong {
@@ -209,7 +208,7 @@ fn played(world: &World, driver: &dyn Driver, part: &ScriptPart, last_call: Last
     let text = std::fs::read_to_string(&part.path)
         .map_err(|error| Failure::error(format!("cannot read the script at {}: {error}", part.path)))?;
     let script = parse(&text).map_err(Failure::error)?;
-    let config = if part.fixed { Config::new().determinism(Determinism::Fixed) } else { Config::new() };
+    let config = if script.fixed { Config::new().determinism(Determinism::Fixed) } else { Config::new() };
     let joined = join(world, driver, config).and_then(|backend| Ok((backend.world()?, backend)));
     let (mut base, backend): (_, Backend) = joined.map_err(|error| Failure::error(format!("joining: {error}")))?;
     base.set_timeout(BASE_TIMEOUT);

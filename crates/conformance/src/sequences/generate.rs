@@ -15,7 +15,7 @@ pub(crate) struct Choices {
     pub(crate) thresholds: Vec<u64>,
     /// Calls without an effect on others only: no errors, no works, ordinary memory.
     pub(crate) plain: bool,
-    /// Floats whose sum depends on the order of addition too.
+    /// Floats whose sum depends on the order of addition too; asks for fixed determinism.
     pub(crate) rounding: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn generate(seed: u64, ranks: usize, calls: usize, choices: &Choices)
             steps.push(step);
         }
     }
-    Script { ranks, seed, steps }
+    Script { ranks, seed, fixed: choices.rounding, steps }
 }
 
 struct Maker<'a> {

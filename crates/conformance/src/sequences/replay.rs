@@ -31,7 +31,7 @@ pub(crate) fn replay(
                 return Err(Error::invalid(text));
             }
             let subject = Subject { backend, mutant, mode, ranks, command, seconds: options.case_seconds };
-            let outcome = attempt(&subject, &script, None, false, Patience::Long)?;
+            let outcome = attempt(&subject, &script, None, Patience::Long)?;
             let (way, detail) = outcome.failure.map_or((None, String::new()), |(way, why)| (Some(way), why));
             let (name, calls) = (subject.name(), script.calls());
             let less = match outcome.left_out {

@@ -67,6 +67,8 @@ pub(crate) struct Script {
     pub(crate) ranks: usize,
     /// What all values, and the orders of waiting, are made of.
     pub(crate) seed: u64,
+    /// Whether fixed determinism is asked for, so that results are the same bits everywhere.
+    pub(crate) fixed: bool,
     pub(crate) steps: Vec<Step>,
 }
 
@@ -271,7 +273,7 @@ mod tests {
             Step::Drop { comm: 2 },
             Step::Call { comm: 2, call: barrier() },
         ];
-        let script = Script { ranks: 2, seed: 1, steps }.repaired();
+        let script = Script { ranks: 2, seed: 1, fixed: false, steps }.repaired();
         assert_eq!(script.steps.len(), 4, "{script:?}");
         assert_eq!(script.steps[2], Step::Wait { works: vec![7] });
     }

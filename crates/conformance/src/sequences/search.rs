@@ -1,9 +1,9 @@
 //! `--sequences`: random sequences are run; the first that fails is made small and written to a file.
 
 use super::attempt::{Outcome, Patience, Subject, Way, attempt};
-use super::generate::{Choices, generate};
+use super::generate::Choices;
 use super::script::Script;
-use super::shrink::Scripts;
+use super::shrink::{Scripts, script_of};
 use super::table::table_of;
 use crate::job::RankCommand;
 use crate::report::{CaseReport, Reporter, Verdict};
@@ -46,7 +46,7 @@ pub(crate) fn search(
         let table = table_of(backend, mode, command)?;
         for &ranks in &options.ranks {
             let subject = Subject { backend, mutant, mode, ranks, command, seconds: options.case_seconds };
-            let choices = Choices { thresholds: table.thresholds.clone(), ..Choices::default() };
+            let choices = Choices { thresholds: table.thresholds.clone(), rounding: table.fixed, ..Choices::default() };
             search_one(&subject, &choices, options, reporter)?;
             reporter.check()?;
         }
@@ -72,12 +72,12 @@ fn search_one(subject: &Subject<'_>, choices: &Choices, options: &Options, repor
     let Found { mut script, mut outcome, tries, first_calls } = found;
     // The small one has failed under short deadlines: it has to fail under long ones too.
     let mut how = format!("made smaller from {first_calls} calls to {} in {tries} runs", script.calls());
-    let confirmed = attempt(subject, &script, None, false, Patience::Long)?;
+    let confirmed = attempt(subject, &script, None, Patience::Long)?;
     if confirmed.failure.is_some() {
         outcome = confirmed;
     } else {
         let small = script.calls();
-        script = generate(script.seed, subject.ranks, calls_of(options), choices);
+        script = script_of(script.seed, subject.ranks, calls_of(options), choices);
         how = format!("smaller ones do not fail every time, for example one of {small} calls; the whole one");
     }
     let (way, why) = outcome.failure.unwrap_or((Way::Error, String::new()));
@@ -186,7 +186,7 @@ fn first_failure(
             return Ok(());
         }
         let patience = if known.is_some() { Patience::Short } else { Patience::Long };
-        let outcome = match attempt(subject, &script, None, false, patience) {
+        let outcome = match attempt(subject, &script, None, patience) {
             Ok(outcome) => outcome,
             Err(error) => {
                 broken.borrow_mut().get_or_insert(error);

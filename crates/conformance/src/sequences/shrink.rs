@@ -31,9 +31,14 @@ impl Strategy for Scripts {
     fn new_tree(&self, _: &mut TestRunner) -> NewTree<Scripts> {
         let seed = self.next_seed.get();
         self.next_seed.set(seed.wrapping_add(1));
-        let script = generate(seed, self.ranks, self.calls, &self.choices);
+        let script = script_of(seed, self.ranks, self.calls, &self.choices);
         Ok(ScriptTree::new(script, self.failed_in.clone()))
     }
+}
+
+/// The script of a seed. Odd ones ask for fixed determinism where that is offered.
+pub(crate) fn script_of(seed: u64, ranks: usize, calls: usize, choices: &Choices) -> Script {
+    generate(seed, ranks, calls, &Choices { rounding: choices.rounding && seed % 2 == 1, ..choices.clone() })
 }
 
 /// A failing script and what is tried to make it smaller.

@@ -4,6 +4,7 @@
 //! rankwise-sequence 1
 //! ranks 4
 //! seed 17
+//! determinism fixed
 //! # a comment
 //! split c1 of c0 members 2,0,3
 //! group c2 ranks 3,1
@@ -27,6 +28,7 @@ use std::fmt;
 use std::str::FromStr;
 
 const FIRST_LINE: &str = "rankwise-sequence 1";
+const FIXED_LINE: &str = "determinism fixed";
 const PATTERNS: [(Pattern, &str); 5] = [
     (Pattern::Exact, "exact"),
     (Pattern::Powers, "powers"),
@@ -44,6 +46,9 @@ const MEMORIES: [(Memory, &str); 4] = [
 impl fmt::Display for Script {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{FIRST_LINE}\nranks {}\nseed {}", self.ranks, self.seed)?;
+        if self.fixed {
+            writeln!(f, "{FIXED_LINE}")?;
+        }
         self.steps.iter().try_for_each(|step| writeln!(f, "{step}"))
     }
 }
@@ -134,13 +139,15 @@ pub(crate) fn parse(text: &str) -> Result<Script, String> {
     let (ranks, seed) = (setting("ranks")?, setting("seed")?);
     let ranks = usize::try_from(ranks).ok().filter(|ranks| (1..=MOST_RANKS).contains(ranks));
     let ranks = ranks.ok_or_else(|| format!("line 2: a script is for 1 to {MOST_RANKS} ranks"))?;
+    let mut lines = lines.peekable();
+    let fixed = lines.next_if(|(_, line)| *line == FIXED_LINE).is_some();
     let mut state = State::new(ranks);
     let mut steps = Vec::new();
     for (number, line) in lines {
         let step = step(line).and_then(|step| state.admit(&step).map(|()| step));
         steps.push(step.map_err(|why| format!("line {number}: {why}"))?);
     }
-    Ok(Script { ranks, seed, steps })
+    Ok(Script { ranks, seed, fixed, steps })
 }
 
 fn step(line: &str) -> Result<Step, String> {
@@ -328,7 +335,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read_again() {
         for seed in 0..20 {
-            let script = generate(seed, 1 + seed as usize % 5, 300, &Choices::default());
+            let choices = Choices { rounding: seed % 2 == 1, ..Choices::default() };
+            let script = generate(seed, 1 + seed as usize % 5, 300, &choices);
             let text = script.to_string();
             assert_eq!(parse(&text).unwrap_or_else(|why| panic!("{why}\n{text}")), script);
         }
