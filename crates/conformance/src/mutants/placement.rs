@@ -33,7 +33,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 keep(dst, finished.before, dst.len() & !15);
             }
         })
-    }),
+    })
+    .needs(&[Need::Kind(OpKind::AllGather)]),
     Mutant::new("swapped-chunks", "two chunks inside a long result are swapped", &["AR-28", "AR-33", "DT"], || {
         after(|_, finished, dst| {
             const CHUNK: usize = 1024;
@@ -50,14 +51,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 first.swap_with_slice(&mut rest[..part(finished)]);
             }
         })
-    }),
+    })
+    .needs(&[Need::Kind(OpKind::AllGather)]),
     Mutant::new("rotated-blocks", "all-to-all gives every block to the next slot", &["AA", "TN"], || {
         after(|_, finished, dst| {
             if finished.is(OpKind::AllToAll) {
                 dst.rotate_right(part(finished));
             }
         })
-    }),
+    })
+    .needs(&[Need::Kind(OpKind::AllToAll)]),
     Mutant::new(
         "shifted-rows",
         "all-gather with counts is shifted by an element when counts differ",
@@ -69,7 +72,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 }
             })
         },
-    ),
+    )
+    .needs(&[Need::Kind(OpKind::AllGatherV)]),
     Mutant::new(
         "ignored-counts",
         "all-gather with counts puts parts as if all were equal",
@@ -82,7 +86,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 }
             })
         },
-    ),
+    )
+    .needs(&[Need::Kind(OpKind::AllGatherV)]),
     Mutant::new("leaked-padding", "parts stand as far apart as the longest is long", &["TK", "AG-63", "TN"], || {
         after(|_, finished, dst| {
             if has_uneven_rows(finished) {
@@ -90,14 +95,16 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 place(finished, dst, |position| position * longest);
             }
         })
-    }),
+    })
+    .needs(&[Need::Kind(OpKind::AllGatherV)]),
     Mutant::new("repeated-row", "the first element is gathered twice, the last one not", &["TK", "AG-63"], || {
         after(|_, finished, dst| {
             if has_uneven_rows(finished) && dst.len() > finished.call.elem_size {
                 dst.copy_within(..dst.len() - finished.call.elem_size, finished.call.elem_size);
             }
         })
-    }),
+    })
+    .needs(&[Need::Kind(OpKind::AllGatherV)]),
     Mutant::new(
         "unreduced-rows",
         "uneven reduce-scatter gives a rank the first rows of its own source",
@@ -109,7 +116,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 }
             })
         },
-    ),
+    )
+    .needs(&[Need::Kind(OpKind::ReduceScatterV)]),
     Mutant::new(
         "in-place-offset",
         "in place, the result of a member is put at the first slot",
@@ -131,7 +139,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 }
             })
         },
-    ),
+    )
+    .needs(&[Need::Kind(OpKind::ReduceScatter)]),
     Mutant::new("aligned-only", "a destination off a 16-byte boundary is shifted by an element", &["AR-30"], || {
         after(|_, finished, dst| {
             if finished.is(OpKind::AllReduce) && !(dst.as_ptr() as usize).is_multiple_of(16) && !dst.is_empty() {
@@ -149,7 +158,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 }
             }
         })
-    }),
+    })
+    .needs(&[Need::Kind(OpKind::AllGather)]),
     Mutant::new("quieted-nan", "movement of f32 makes signalling NaNs quiet", &["AG"], || {
         after(|_, finished, dst| {
             if finished.is(OpKind::AllGather) && finished.call.dtype == DType::F32 {
@@ -160,7 +170,8 @@ pub(super) const MUTANTS: &[Mutant] = &[
                 }
             }
         })
-    }),
+    })
+    .needs(&[Need::Kind(OpKind::AllGather)]),
     Mutant::new("next-root", "broadcast is done from the member after the root", &["RT-98", "TN-98", "TB"], || {
         Arc::new(NextRoot)
     })

@@ -18,15 +18,18 @@ pub(super) const MUTANTS: &[Mutant] = &[
     Mutant::new("off-by-one-in-all-gather", "all-gather just above the third threshold", &["TH-2"], || {
         Arc::new(Above { kind: OpKind::AllGather, threshold: 2 })
     })
-    .thresholds(3),
+    .thresholds(3)
+    .needs(&[Need::Kind(OpKind::AllGather)]),
     Mutant::new("off-by-one-in-reduce-scatter", "reduce-scatter just above the third threshold", &["TH-1"], || {
         Arc::new(Above { kind: OpKind::ReduceScatter, threshold: 2 })
     })
-    .thresholds(3),
+    .thresholds(3)
+    .needs(&[Need::Kind(OpKind::ReduceScatter)]),
     Mutant::new("off-by-one-in-all-to-all", "all-to-all just above the second threshold", &["TH-2"], || {
         Arc::new(Above { kind: OpKind::AllToAll, threshold: 1 })
     })
-    .thresholds(2),
+    .thresholds(2)
+    .needs(&[Need::Kind(OpKind::AllToAll)]),
     Mutant::new(
         "off-by-one-in-uneven-scatter",
         "uneven reduce-scatter just above the second threshold",
