@@ -97,7 +97,9 @@ impl StarCommunicator {
                 Ok(Some(frame)) if frame.say == Say::PeerRefused && frame.seq == seq => {
                     return Err(peer_refused(&frame));
                 }
-                Ok(Some(frame)) if frame.say == Say::Failed => return Err(self.fail(read_failed(&frame))),
+                Ok(Some(frame)) if frame.say == Say::Failed => {
+                    return Err(self.fail(read_failed(&frame).with_sequence(seq)));
+                }
                 Ok(Some(_)) => {}
                 Ok(None) | Err(RecvTimeoutError::Disconnected) => return Err(self.fail(self.hub_is_gone())),
                 Err(RecvTimeoutError::Timeout) if until.is_none() => {}
@@ -109,7 +111,7 @@ impl StarCommunicator {
                 Err(RecvTimeoutError::Timeout) => {
                     let rank = self.group.global(0).unwrap_or(0);
                     let text = format!("rank {rank}, where the hub is, does not answer; look at what it does");
-                    return Err(self.fail(Error::new(ErrorKind::Timeout, text).with_peers([rank])));
+                    return Err(self.fail(Error::new(ErrorKind::Timeout, text).with_peers([rank]).with_sequence(seq)));
                 }
             }
         }
