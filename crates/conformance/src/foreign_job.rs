@@ -92,12 +92,11 @@ pub fn run_in_job(drivers: &[&dyn Driver], options: &Options, out: &mut (dyn Wri
     reporter.finish()
 }
 
+/// A backend to test, and what is expected of it.
+type Chosen<'a> = (&'a dyn Driver, Expectations);
+
 /// Everything that can be known before talking to the other ranks.
-fn prepare<'a>(
-    drivers: &[&'a dyn Driver],
-    options: &Options,
-    world: &World,
-) -> Result<(Options, Vec<(&'a dyn Driver, Expectations)>)> {
+fn prepare<'a>(drivers: &[&'a dyn Driver], options: &Options, world: &World) -> Result<(Options, Vec<Chosen<'a>>)> {
     let other_kinds = [options.self_test, options.drills, options.differential];
     if other_kinds.contains(&true) || options.sequences.is_some() || options.replay.is_some() {
         let text =

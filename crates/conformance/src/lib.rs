@@ -10,7 +10,8 @@
 //! - [`runner`] plans jobs and judges them, `job` launches one and kills it when it hangs, `rank` is what runs in it; `foreign_job`
 //!   runs the suite in a job of somebody else's.
 //! - [`mutants`] are broken backends that must turn the suite red in its `self_test`; `drills` kill and stop ranks; [`clean`] looks for
-//!   what is left behind; `expectations` holds what each backend has promised.
+//!   what is left behind; `expectations` holds what each backend has promised and where it
+//!   is known to deviate; `arguments` is the whole `main` of a program for somebody else's backend.
 //!
 //! A program that offers the suite for its own backend:
 //!

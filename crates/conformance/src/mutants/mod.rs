@@ -11,6 +11,7 @@ mod in_flight;
 mod memory;
 mod placement;
 mod stale;
+mod tables;
 mod thresholds;
 mod waiting;
 mod wrapped;
@@ -92,6 +93,7 @@ pub fn all() -> Vec<Mutant> {
         in_flight::MUTANTS,
         agreement::MUTANTS,
         groups::MUTANTS,
+        tables::MUTANTS,
         waiting::MUTANTS,
     ]
     .concat()
