@@ -145,7 +145,7 @@ fn outcome(mut job: JobReport, ranks: usize, elapsed: Duration) -> Outcome {
             _ => None,
         })
         .collect();
-    failed.sort_by_key(|(_, (_, step))| step.unwrap_or(usize::MAX));
+    failed.sort_by_key(|(_, (why, step))| (step.unwrap_or(usize::MAX), is_consequence(why)));
     let first_failed = failed.into_iter().next();
     let whole = endings.len() == ranks && job.done >= ranks;
     let (failure, step) = if let Some((way, (why, step))) = wrong {
@@ -171,13 +171,18 @@ impl PlayedPart {
     }
 }
 
+/// Whether the error only says that another rank has failed.
+fn is_consequence(why: &str) -> bool {
+    ["Poisoned", "PeerLeft", "PeerLost", "Timeout"].iter().any(|kind| why.contains(&format!("failed with {kind}")))
+}
+
 /// The part of a process that [`attempt`] has started; runs on one rank.
 pub(crate) fn run_part(world: &World, driver: &dyn Driver, plan: &Plan, part: &ScriptPart) -> bool {
     let rank = world.rank();
     let seconds = plan.case_seconds.unwrap_or(60);
     let limit = Duration::from_secs(seconds);
     let last_call = LastCall::default();
-    let (watched, (over, ended)) = (last_call.clone(), channel::<()>());
+    let (watched, last, (over, ended)) = (last_call.clone(), last_call.clone(), channel::<()>());
     std::thread::spawn(move || {
         if ended.recv_timeout(limit - STUCK_MARGIN.min(limit / 2)) == Err(RecvTimeoutError::Timeout) {
             Record::Stuck { rank, case: NAME.into(), last_call: watched.text() }.emit();
@@ -190,14 +195,19 @@ pub(crate) fn run_part(world: &World, driver: &dyn Driver, plan: &Plan, part: &S
         Ok(Ok(())) => Ending::Pass,
         Ok(Err(failure)) if failure.is_wrong_result => Ending::Wrong(failure.text),
         Ok(Err(failure)) => Ending::Fail(failure.text),
-        Err(panic) => Ending::Fail(panic_text(panic.as_ref())),
+        Err(panic) => Ending::Fail(format!("{}: {}", last.text(), panic_text(panic.as_ref()))),
     };
     drop(over);
-    let failed = ending != Ending::Pass;
+    let grace = match &ending {
+        Ending::Pass | Ending::Unsupported(_) => None,
+        // The cause comes from another rank, which may still be printing where it panicked.
+        Ending::Fail(why) if is_consequence(why) => Some(5 * AFTER_FAILURE),
+        Ending::Fail(_) | Ending::Wrong(_) => Some(AFTER_FAILURE),
+    };
     Record::End { rank, case: NAME.into(), ending, millis: start.elapsed().as_millis() as u64 }.emit();
-    if failed {
+    if let Some(grace) = grace {
         // The others learn of it, or wait until their deadlines for a rank that has gone: nothing more is to be seen.
-        std::thread::sleep(AFTER_FAILURE);
+        std::thread::sleep(grace);
         std::process::exit(1);
     }
     Record::Done { rank }.emit();
