@@ -42,13 +42,13 @@ impl Comm {
                 self.copy_in(call, &parts, piece, base + i, i).await;
             }
             if (1..=rounds).contains(&i) {
-                self.fold_own(call, &parts, piece, base + i - 1, i - 1).await;
+                self.fold_own(call, &parts, piece, pulls, base + i - 1, i - 1).await;
             }
             if i >= 2 {
                 let (g, from) = (base + i - 2, (i - 2) as usize * piece);
                 self.all_reach(Progress::Reduced, g + 1).await;
                 if pulls {
-                    for q in (self.me..n).chain(0..self.me) {
+                    for q in self.others() {
                         let (offset, bytes) = parts.piece(q, from, piece);
                         if bytes > 0 {
                             // SAFETY: within `dst`; the folder keeps its out-ring slot until all are done with it.
@@ -78,7 +78,7 @@ impl Comm {
     }
 
     /// Folds the own piece of step `g` into the own out ring.
-    async fn fold_own(&self, call: &RawCall<'_>, parts: &Parts, piece: usize, g: u64, i: u64) {
+    async fn fold_own(&self, call: &RawCall<'_>, parts: &Parts, piece: usize, pulls: bool, g: u64, i: u64) {
         self.all_reach(Progress::Ready, g + 1).await;
         self.all_reach(Progress::Done, (g + 1).saturating_sub(RING)).await;
         let (offset, bytes) = parts.piece(self.me, i as usize * piece, piece);
@@ -93,7 +93,16 @@ impl Comm {
                 }
             };
             let out = self.at(self.me, self.layout.out_ring(g));
-            self.fold(call, out, bytes / call.elem_size, &exposed, 0);
+            if pulls {
+                // SAFETY: within `dst`. In place that is the own piece of the source, which is in nobody else's ring.
+                let own = unsafe { call.dst.ptr.add(offset) };
+                self.fold(call, own, bytes / call.elem_size, &exposed, 0);
+                // Before the others read these lines.
+                // SAFETY: the piece just folded, into the own out-ring slot, which nobody reads now.
+                unsafe { copy(out, own, bytes) };
+            } else {
+                self.fold(call, out, bytes / call.elem_size, &exposed, 0);
+            }
         }
         self.advance(Progress::Reduced, g + 1);
     }

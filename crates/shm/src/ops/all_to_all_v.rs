@@ -5,10 +5,19 @@ use super::streamed::piece;
 use crate::comm::Comm;
 use crate::ctl::{PoisonKind, Progress};
 use crate::descriptor;
+use crate::layout::STAGE;
 use rankwise_core::backend::RawCall;
 use rankwise_core::{Error, ErrorKind, Result};
 use rankwise_reduce::copy::copy;
 use std::sync::atomic::Ordering;
+
+/// What the counts of all members come to, in elements.
+struct Largest {
+    /// Between one member and one other.
+    pair: u64,
+    /// Sent by one member.
+    total: u64,
+}
 
 impl Comm {
     pub(crate) async fn all_to_all_v(&self, op: Op<'_>) -> Result<()> {
@@ -19,11 +28,38 @@ impl Comm {
         for (i, count) in call.counts.send.iter().chain(call.counts.recv).enumerate() {
             self.word(self.me, self.layout.counts(seq) + i * 8).store(*count as u64, Ordering::Relaxed);
         }
-        self.post(seq, words, |_| {});
+        let sent = call.counts.send.iter().sum::<usize>() * call.elem_size;
+        self.post(seq, words, |_| {
+            if (1..=STAGE).contains(&sent) {
+                // SAFETY: `src` has `sent` bytes; the own stage has room and nobody reads it (`slot_is_free`).
+                unsafe { copy(self.exposed(self.me, seq, false), call.src.ptr, sent) };
+            }
+        });
         self.meet(seq, words).await?;
-        let longest = self.compare_counts(seq)?;
-        self.stream_pairs(call, longest).await;
+        let Largest { pair, total } = self.compare_counts(seq)?;
+        if total.saturating_mul(call.elem_size as u64) <= STAGE as u64 {
+            self.take_staged(call, seq);
+        } else {
+            self.stream_pairs(call, pair).await;
+        }
         self.recheck(seq)
+    }
+
+    /// Copies the parts for this rank from what all have staged.
+    fn take_staged(&self, call: &RawCall<'_>, seq: u64) {
+        let mut to = 0;
+        for (q, count) in call.counts.recv.iter().enumerate() {
+            let before: u64 = (0..self.me).map(|other| self.counts(q, seq, other).0).sum();
+            let bytes = count * call.elem_size;
+            // What a peer with corrupt memory may post later stays within the stage.
+            let from = before.saturating_mul(call.elem_size as u64).min(STAGE.saturating_sub(bytes) as u64) as usize;
+            let staged = if q == self.me { call.src.ptr } else { self.exposed(q, seq, false) };
+            if bytes > 0 {
+                // SAFETY: `dst` has room for all parts; the member has staged all of its source, whose counts were compared.
+                unsafe { copy(call.dst.ptr.add(to), staged.add(from), bytes) };
+            }
+            to += bytes;
+        }
     }
 
     /// The counts that a member posted: what it sends to `other`, and what it expects from it.
@@ -34,10 +70,11 @@ impl Comm {
 
     /// What each member sends must be what the other expects. Everybody compares all pairs, so that all find the same
     /// odd pair before data moves. Returns the largest count.
-    fn compare_counts(&self, seq: u64) -> Result<u64> {
+    fn compare_counts(&self, seq: u64) -> Result<Largest> {
         let n = self.members();
-        let mut longest = 0;
+        let mut largest = Largest { pair: 0, total: 0 };
         for from in 0..n {
+            let mut total = 0_u64;
             for to in 0..n {
                 let (sent, expected) = (self.counts(from, seq, to).0, self.counts(to, seq, from).1);
                 if sent != expected {
@@ -52,10 +89,12 @@ impl Comm {
                     .with_peers([from, to]);
                     return Err(self.fail(PoisonKind::Mismatch, from, error));
                 }
-                longest = longest.max(sent);
+                largest.pair = largest.pair.max(sent);
+                total = total.saturating_add(sent);
             }
+            largest.total = largest.total.max(total);
         }
-        Ok(longest)
+        Ok(largest)
     }
 
     async fn stream_pairs(&self, call: &RawCall<'_>, longest: u64) {

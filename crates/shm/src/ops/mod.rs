@@ -1,6 +1,7 @@
 //! The operations: how each kind moves data in each of the four ways of `docs/design/protocol.md`.
 
 mod all_reduce;
+mod all_reduce_of_two;
 mod all_to_all_v;
 mod direct;
 mod mail;
@@ -50,6 +51,7 @@ impl Comm {
             self.run_direct(call, &direct).await?;
         } else {
             match call.kind {
+                OpKind::AllReduce | OpKind::Reduce if self.members() == 2 => self.all_reduce_of_two(call).await,
                 OpKind::AllReduce | OpKind::Reduce => self.all_reduce_chunked(call).await,
                 OpKind::AllGather | OpKind::AllGatherV | OpKind::Gather | OpKind::GatherV | OpKind::Broadcast => {
                     self.stream_whole(call, shape).await;
