@@ -150,7 +150,11 @@ impl ProcessStore {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 Err(Errno::AGAIN | Errno::TOOMANYREFS) => return Err(self.silent()),
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(self.closed()),
+                Err(Errno::PIPE | Errno::CONNRESET) => {
+                    // Why may have come already.
+                    let broken = self.read_all().broken.clone();
+                    return Err(broken.unwrap_or_else(|| self.closed()));
+                }
                 Err(errno) => {
                     let message = "does the program close descriptors it did not open?";
                     return Err(Error::new(ErrorKind::Closed, format!("cannot send to {}; {message}", self.server()))

@@ -174,7 +174,7 @@ impl Drop for Ranks {
     }
 }
 
-/// Sockets of this process that accept connections: TCP of both kinds, and Unix.
+/// Sockets of this process that accept connections: TCP of both kinds, and Unix; each by its inode.
 pub(crate) fn listeners_of_this_process() -> Vec<String> {
     let own: Vec<String> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -189,7 +189,7 @@ pub(crate) fn listeners_of_this_process() -> Vec<String> {
             let columns: Vec<&str> = line.split_ascii_whitespace().collect();
             if columns.get(state) == Some(&listening) && columns.get(inode).is_some_and(|i| own.iter().any(|o| o == i))
             {
-                found.push(format!("{table}: {line}"));
+                found.push(format!("{table} {}", columns[inode]));
             }
         }
     }
