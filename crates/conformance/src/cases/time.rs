@@ -53,8 +53,9 @@ fn missing(ctx: &mut Ctx<'_>, call: fn(&mut Communicator) -> rankwise_core::Resu
     // A good call first, so that everybody is known to be there.
     ctx.known_answer(&mut comm)?;
     ctx.meet(&[])?;
-    let waited = if comm.rank() == absent { Ok(()) } else { wait_in_vain(ctx, &mut comm, absent, call) };
-    ctx.meet(&[])?;
+    let mut clock = Clock::new();
+    let waited = if comm.rank() == absent { Ok(()) } else { wait_in_vain(ctx, &mut comm, absent, call, &mut clock) };
+    clock.check(ctx, SHORT)?;
     waited?;
     if comm.rank() == absent {
         // The others have given up: this is the first the late rank hears of it.
@@ -73,12 +74,11 @@ fn wait_in_vain(
     comm: &mut Communicator,
     absent: usize,
     call: fn(&mut Communicator) -> rankwise_core::Result<()>,
+    clock: &mut Clock,
 ) -> CaseResult {
     comm.set_timeout(SHORT);
-    let start = Instant::now();
     ctx.note(|| format!("a call that rank {absent} does not make"));
-    let result = call(comm);
-    let elapsed = start.elapsed();
+    let result = clock.time(|| call(comm));
     let error = match result {
         // Another member's clock ran out a moment earlier.
         Err(error) if error.kind() == &ErrorKind::Poisoned => root_cause(&error)?.with_operation(OpKind::Barrier),
@@ -92,9 +92,41 @@ fn wait_in_vain(
     ensure!(error.kind() == &ErrorKind::Timeout, "the first cause is {error}");
     ensure!(error.peers() == [absent], "names {:?} instead of [{absent}]: {error}", error.peers());
     ensure!(error.operation().is_some(), "the operation is not in the error: {error}");
-    ensure!(elapsed + Duration::from_millis(50) >= SHORT, "gave up after {elapsed:?} of {SHORT:?}");
-    ensure!(elapsed < SHORT + LATE, "gave up only after {elapsed:?} of {SHORT:?}");
     Ok(())
+}
+
+/// When this rank was in the call that others wait for in vain.
+struct Clock {
+    entered: u64,
+    left: u64,
+}
+
+impl Clock {
+    /// Of a rank that does not make the call.
+    fn new() -> Clock {
+        Clock { entered: u64::MAX, left: u64::MAX }
+    }
+
+    fn time<T>(&mut self, call: impl FnOnce() -> T) -> T {
+        self.entered = monotonic_nanos();
+        let result = call();
+        self.left = monotonic_nanos();
+        result
+    }
+
+    /// Whoever comes first runs out of time first, and the others with him: nobody gives up before that. Meets all ranks.
+    fn check(&self, ctx: &mut Ctx<'_>, deadline: Duration) -> CaseResult {
+        let all = ctx.meet(&self.entered.to_le_bytes())?;
+        let first = all.iter().filter_map(|bytes| Some(u64::from_le_bytes(*bytes.first_chunk()?))).min();
+        if self.entered == u64::MAX {
+            return Ok(());
+        }
+        let least = Duration::from_nanos(self.left.saturating_sub(first.unwrap_or(self.entered)));
+        ensure!(least + Duration::from_millis(50) >= deadline, "gave up after {least:?} of {deadline:?}");
+        let most = Duration::from_nanos(self.left - self.entered);
+        ensure!(most < deadline + LATE, "gave up only after {most:?} of {deadline:?}");
+        Ok(())
+    }
 }
 
 /// One rank misses a call of each kind: those that need it learn it at the deadline, of every kind.
@@ -181,16 +213,13 @@ fn one_call(ctx: &mut Ctx<'_>) -> CaseResult {
     let absent = 0;
     let mut comm = ctx.communicator()?;
     ctx.known_answer(&mut comm)?;
-    let mut elapsed = Duration::from_millis(300);
+    let deadline = Duration::from_millis(300);
+    let mut clock = Clock::new();
     if comm.rank() != absent {
-        let start = Instant::now();
-        let result = comm.run(Call::barrier().timeout(elapsed));
-        elapsed = start.elapsed();
+        let result = clock.time(|| comm.run(Call::barrier().timeout(deadline)));
         ensure!(result.is_err(), "Ok without rank {absent}");
     }
-    ctx.meet(&[])?;
-    ensure!(elapsed + Duration::from_millis(50) >= Duration::from_millis(300), "waited for {elapsed:?} of 0.3 s");
-    ensure!(elapsed < LATE, "waited for {elapsed:?} instead of 0.3 s");
+    clock.check(ctx, deadline)?;
     if comm.rank() == absent {
         ensure!(comm.barrier().is_err(), "Ok after the others have given up");
     }
