@@ -22,6 +22,9 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline of meeting outside the backend.
 const MEET_TIMEOUT: Duration = Duration::from_secs(15);
 
+/// What lines about parts of cases that are not run begin with.
+pub(crate) const SKIPPED: &str = "skipped: ";
+
 /// What a rank did last, readable while it hangs.
 #[derive(Clone, Default)]
 pub struct LastCall(Arc<Mutex<String>>);
@@ -188,6 +191,13 @@ impl<'a> Ctx<'a> {
     /// Records what this rank does next, for the report of a hang.
     pub fn note(&self, text: impl FnOnce() -> String) {
         self.last_call.set(text());
+    }
+
+    /// Says on rank 0's standard error, from where the report takes it, which part of a case is not run here, and why.
+    pub fn skip_part(&self, text: &str) {
+        if self.rank() == 0 {
+            eprintln!("{SKIPPED}{text}");
+        }
     }
 
     /// In one run out of three: a short random pause, different on every rank (H6).

@@ -1,11 +1,12 @@
 //! One launched job: starts the ranks, collects what they report, and kills them from outside when a case hangs (H5).
 
+use crate::ctx::SKIPPED;
 use crate::expectations::CallLog;
 use crate::plan::{Ending, Mode, PLAN_VARIABLE, Plan, Record};
 use crate::sequences::{PlayedPart, TablePart};
 use rankwise_core::{Error, Result};
 use rankwise_world::launch::{Event, Exit, JobHandle, Launch, Output, Stream};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -72,6 +73,8 @@ pub(crate) struct JobReport {
     pub done: usize,
     /// The last lines on standard error.
     pub complaints: Vec<String>,
+    /// What cases have said of parts of them that were not run.
+    pub skipped: BTreeSet<String>,
     /// How the processes ended, if not well.
     pub exits: Vec<String>,
 }
@@ -117,7 +120,9 @@ impl Progress {
         let Event::Line { rank, stream, text } = event else { return };
         let text = String::from_utf8_lossy(&text);
         let Some(record) = Record::parse(&text) else {
-            if stream == Stream::Stderr && !text.trim().is_empty() {
+            if let Some(what) = text.trim_end().strip_prefix(SKIPPED).filter(|_| stream == Stream::Stderr) {
+                self.report.skipped.insert(what.to_string());
+            } else if stream == Stream::Stderr && !text.trim().is_empty() {
                 if self.report.complaints.len() == KEPT_LINES {
                     self.report.complaints.remove(0);
                 }
@@ -173,5 +178,21 @@ fn watch(progress: &Mutex<Progress>, over: &AtomicBool, job: &JobHandle, limit: 
             drop(progress);
             job.kill_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_case_skips_is_no_complaint() {
+        let mut progress = Progress::default();
+        let line = |stream, text: &str| Event::Line { rank: 0, stream, text: text.into() };
+        progress.take(line(Stream::Stderr, "skipped: the large ones"));
+        progress.take(line(Stream::Stderr, "a warning"));
+        progress.take(line(Stream::Stdout, "skipped: somebody else's words"));
+        assert_eq!(progress.report.skipped, BTreeSet::from(["the large ones".to_string()]));
+        assert_eq!(progress.report.complaints, ["[0] a warning"]);
     }
 }

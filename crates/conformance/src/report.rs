@@ -1,6 +1,7 @@
 //! Results and how they are printed.
 
 use crate::areas::Areas;
+use crate::ctx::SKIPPED;
 use crate::junit::Junit;
 use crate::plan::Mode;
 use crate::runner::Options;
@@ -109,7 +110,8 @@ impl<'a> Reporter<'a> {
         let properties = [("version", version.to_string()), ("seed", options.seed.to_string())];
         let properties = properties.map(|(name, value)| (name.to_string(), value)).to_vec();
         let cannot = |error| {
-            let text = format!("cannot write the JUnit file {}; see whether its folder exists", path.display());
+            let text =
+                format!("cannot write the JUnit file {}; name a regular file in a folder that exists", path.display());
             Error::config(text).with_source(error)
         };
         self.junit = Some(Junit::create(path, properties).map_err(cannot)?);
@@ -120,6 +122,14 @@ impl<'a> Reporter<'a> {
     pub fn say(&mut self, text: &str) {
         if self.format == Format::Text {
             self.line(text);
+        }
+    }
+
+    /// A part of a case that was not run, and why; on standard error in JSON, which has no line for it.
+    pub(crate) fn say_skipped(&mut self, what: &str) {
+        match self.format {
+            Format::Text => self.line(&format!("{SKIPPED}{what}")),
+            Format::Json => eprintln!("{SKIPPED}{what}"),
         }
     }
 

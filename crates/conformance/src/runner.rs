@@ -248,6 +248,7 @@ fn suite(backend: &str, options: &Options, command: &RankCommand, reporter: &mut
             let start = Instant::now();
             let reports = run_settled(backend, None, mode, ranks, &cases, options, command, &mut settled)?;
             reports.iter().for_each(|report| reporter.add(report));
+            std::mem::take(&mut settled.skipped).iter().for_each(|what| reporter.say_skipped(what));
             reporter.check()?;
             let count = |verdict| reports.iter().filter(|report| report.result == verdict).count();
             let known = match count(Verdict::Known) {
@@ -339,6 +340,7 @@ fn run_settled(
         };
         let limit = limit(options);
         let job = job::run(&plan, command, limit)?;
+        settled.skipped.extend(job.skipped.iter().cloned());
         job.calls.iter().for_each(|(case, met)| calls.entry(case.clone()).or_default().extend(met));
         let complete = pending.iter().take_while(|case| is_complete(&job, case.id, ranks)).count();
         let intact = complete == pending.len() && job.broken.is_empty() && job.done >= ranks;

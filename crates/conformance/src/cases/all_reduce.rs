@@ -215,15 +215,15 @@ fn beyond_4_gib(ctx: &mut Ctx<'_>) -> CaseResult {
 /// A sum of two ranks that fill a large buffer with a value each.
 fn ones_and_twos<T: Elem>(ctx: &mut Ctx<'_>, count: usize, values: [T; 2], want: T) -> CaseResult {
     let need = 2 * (count * size_of::<T>()) as u64;
-    if let Some(available) = available_memory()
-        && available < need + need / 4
-    {
-        if ctx.rank() == 0 {
-            eprintln!("skipped: {count} elements need {need} bytes of memory, and {available} are available");
-        }
+    let mut comm = ctx.communicator()?;
+    // Decided together and before anybody takes memory: a rank that skips alone would be waited for.
+    let available = available_memory().unwrap_or(u64::MAX);
+    let all = ctx.meet(&available.to_le_bytes())?;
+    let least = all.iter().filter_map(|bytes| Some(u64::from_le_bytes(*bytes.first_chunk()?))).min();
+    if let Some(available) = least.filter(|available| *available < need + need / 4) {
+        ctx.skip_part(&format!("{count} elements need {need} bytes of memory, and {available} are available"));
         return Ok(());
     }
-    let mut comm = ctx.communicator()?;
     let mut data = vec![values[comm.rank()]; count];
     ctx.note(|| format!("all_reduce in place of {count} {}", T::DTYPE));
     match comm.all_reduce_in_place(&mut data, ReduceOp::Sum) {

@@ -41,10 +41,8 @@ fn thresholds(ctx: &Ctx<'_>) -> Vec<u64> {
     all.dedup();
     if !ctx.is_full() {
         let affordable = |bytes: &u64| bytes.saturating_mul(ctx.size() as u64) <= MOST_BYTES;
-        if let Some(bytes) = all.iter().find(|bytes| !affordable(bytes))
-            && ctx.rank() == 0
-        {
-            eprintln!("skipped: thresholds of {bytes} bytes and more with {} ranks run with --full", ctx.size());
+        if let Some(bytes) = all.iter().find(|bytes| !affordable(bytes)) {
+            ctx.skip_part(&format!("thresholds of {bytes} bytes and more with {} ranks run with --full", ctx.size()));
         }
         all.retain(affordable);
     }

@@ -162,6 +162,18 @@ fn read_calls(file: &File<'_>, written: &Written) -> Result<Known> {
     let is_operator = |name: &str| ReduceOp::ALL.iter().any(|op| op.name() == name);
     let op = checked(&written.op, is_operator, promise::no_operator)?;
     let dtype = checked(&written.dtype, |name| DType::from_name(name).is_some(), promise::no_type)?;
+    // No call falls under these, so that nobody would ever learn that the entry is stale.
+    if let Some(op) = &written.op {
+        let kind = operation.as_deref().and_then(OpKind::from_name);
+        if let Some(kind) = kind.filter(|kind| !kind.reduces()) {
+            return Err(file.error(&op.span(), &format!("{kind} has no operator")));
+        }
+        let known = ReduceOp::ALL.into_iter().find(|known| known.name() == op.get_ref());
+        let dtype = dtype.as_deref().and_then(DType::from_name);
+        if let Some((known, dtype)) = known.zip(dtype).filter(|(known, dtype)| !known.is_meaningful_for(*dtype)) {
+            return Err(file.error(&op.span(), &format!("{} has no meaning for {dtype}", known.name())));
+        }
+    }
     Ok(Known::Calls { operation, op, dtype })
 }
 
@@ -202,11 +214,13 @@ pub(crate) struct Settled<'a> {
     expected: &'a Expectations,
     /// Of the whole run.
     calls: CallLog,
+    /// Parts of cases that were not run since they were last asked for, and why.
+    pub(crate) skipped: BTreeSet<String>,
 }
 
 impl<'a> Settled<'a> {
     pub(crate) fn new(expected: &'a Expectations) -> Settled<'a> {
-        Settled { expected, calls: CallLog::default() }
+        Settled { expected, calls: CallLog::default(), skipped: BTreeSet::new() }
     }
 
     pub(crate) fn expected(&self) -> &'a Expectations {

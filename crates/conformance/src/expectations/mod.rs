@@ -281,6 +281,14 @@ mod tests {
                 "mine.toml:5: mode is",
             ),
             ("backend = \"x\"\n[[deviation]]\nreason = \"r\"\noperation = \"send\"", "mine.toml:4: results of send"),
+            (
+                "backend = \"x\"\n[[deviation]]\nreason = \"r\"\noperation = \"broadcast\"\nop = \"sum\"",
+                "mine.toml:5: broadcast has no operator",
+            ),
+            (
+                "backend = \"x\"\n[[deviation]]\nreason = \"r\"\ndtype = \"i8\"\nop = \"avg\"",
+                "mine.toml:5: avg has no meaning for i8",
+            ),
         ] {
             let error = refused(text);
             assert!(error.starts_with(wanted), "{text}\ngave {error}\nnot {wanted}");
