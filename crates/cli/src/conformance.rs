@@ -164,10 +164,15 @@ fn print_matrix(backends: &[String], given: Vec<Expectations>, file: Option<&Pat
         Ok(built_in) => built_in.into_iter().chain(given),
         Err(error) => return unusable(&error),
     };
-    let chosen = known.filter(|one| backends.is_empty() || backends.contains(&one.backend));
+    let chosen: Vec<_> = known.filter(|one| backends.is_empty() || backends.contains(&one.backend)).collect();
+    if let Some(unknown) = backends.iter().find(|name| !chosen.iter().any(|one| one.backend == **name)) {
+        let text = format!("nothing is promised for a backend {unknown:?}; give a file with --expectations");
+        return unusable(&Error::config(text));
+    }
     let Some(file) = file else {
         let tables: String = chosen
-            .flat_map(|one| tables(&one))
+            .iter()
+            .flat_map(tables)
             .map(|(name, lines)| format!("<!-- {name} -->\n{lines}<!-- end -->\n"))
             .collect();
         let written = io::stdout().write_all(tables.as_bytes()).and_then(|()| io::stdout().flush());

@@ -68,6 +68,15 @@ fn a_replay_that_cannot_be_is_a_usage_error() {
 }
 
 #[test]
+fn a_matrix_of_a_backend_without_a_promise_is_a_usage_error() {
+    let output = conformance(&["--matrix", "--backend", "tin-cans"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+    assert!(text(&output).contains("nothing is promised for a backend \"tin-cans\""), "{}", text(&output));
+    let output = conformance(&["--matrix", "--backend", "shm"]).output().unwrap();
+    assert!(output.status.success() && text(&output).contains("| all_reduce | yes |"), "{}", text(&output));
+}
+
+#[test]
 fn sequences_and_a_comparison_pass_over_shared_memory() {
     let sequences = ["--backend", "shm", "--sequences", "1", "--calls", "300", "--ranks", "3", "--seed", "4"];
     let output = conformance(&sequences).output().unwrap();

@@ -29,7 +29,12 @@ pub(crate) struct Junit {
 
 impl Junit {
     /// Writes a file that says that nothing has run yet: what can't be written is known before anything runs.
+    ///
+    /// Only a regular file is replaced: for root the place of a device such as `/dev/null` could be taken just as well.
     pub(crate) fn create(path: &Path, properties: Vec<(String, String)>) -> io::Result<Junit> {
+        if std::fs::metadata(path).is_ok_and(|known| !known.is_file()) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it exists and is not a regular file"));
+        }
         let junit =
             Junit { path: path.into(), properties, suites: Vec::new(), written: Instant::now(), is_behind: false };
         junit.write(false)?;
@@ -251,5 +256,16 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_known_at_once() {
         assert!(Junit::create(Path::new("/no/such/folder/x.xml"), Vec::new()).is_err());
+    }
+
+    #[test]
+    fn what_is_not_a_regular_file_is_not_replaced() {
+        let folder = std::env::temp_dir().join(format!("rankwise-junit-folder-{}", std::process::id()));
+        std::fs::create_dir(&folder).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(folder.join("socket")).unwrap();
+        let refused = |path: &Path| Junit::create(path, Vec::new()).err().map(|error| error.kind());
+        let of_both = [refused(&folder), refused(&folder.join("socket"))];
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(of_both, [Some(io::ErrorKind::InvalidInput); 2]);
     }
 }

@@ -202,5 +202,5 @@ fn results_are_written_as_junit_too() {
     let nowhere = Options { junit: Some("/no/such/folder/x.xml".into()), ..options };
     let command = RankCommand::current(&["rank_entry"]).unwrap();
     let error = run(&DRIVERS, &nowhere, &command, &mut Vec::new()).unwrap_err();
-    assert!(error.to_string().contains("see whether its folder exists"), "{error}");
+    assert!(error.to_string().contains("name a regular file in a folder that exists"), "{error}");
 }
