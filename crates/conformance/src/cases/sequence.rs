@@ -19,7 +19,8 @@ fn mixed(ctx: &mut Ctx<'_>) -> CaseResult {
     let script = generate(seed, ctx.size(), calls, &Choices { thresholds, ..Choices::default() });
     let backend = ctx.fresh_backend()?;
     let all = ctx.communicator()?;
-    let again = format!("seed {seed}: made small by --sequences 1 --calls {calls} --seed {seed}");
+    let again =
+        format!("seed {seed}: made small by --sequences 1 --calls {calls} --seed {seed} --ranks {}", ctx.size());
     play(ctx, &backend, Some(all), &script, None, CALL_TIMEOUT).map_err(|failure| failure.within(&again))?;
     let mut fresh = ctx.communicator()?;
     ctx.known_answer(&mut fresh)

@@ -128,11 +128,11 @@ pub(super) const MUTANTS: &[Mutant] = &[
                     return;
                 }
                 if finished.is(OpKind::ReduceScatter) {
-                    // SAFETY: in place the caller has lent the whole source, of which `dst` is a part, for writing until return.
-                    let whole = unsafe { bytes_mut(finished.call.src) };
-                    let slot = seat.position * part(finished);
-                    whole.copy_within(slot..slot + part(finished), 0);
-                    whole[slot..slot + part(finished)].copy_from_slice(finished.before);
+                    // SAFETY: in place the caller has lent the whole source for writing until return. `dst` is another slot of
+                    // it, since this is not the first member.
+                    let first_slot = unsafe { bytes_mut(RawBuf::host(finished.call.src.ptr, part(finished))) };
+                    first_slot.copy_from_slice(dst);
+                    dst.copy_from_slice(finished.before);
                 } else if finished.is(OpKind::AllGather) {
                     let slot = seat.position * part(finished);
                     dst.copy_within(..part(finished), slot);
