@@ -60,7 +60,7 @@ static int argument(struct arguments *args, const char *key, char *value) {
         args->effort.budget_ms = strtod(value, NULL);
         right = args->effort.budget_ms > 0;
     } else if (!strcmp(key, "silence-s")) {
-        right = whole(value, 1000000, &number) && number > 0;
+        right = whole(value, 10000000, &number) && number > 0;
         args->silence_s = (unsigned)number;
     } else if (!strcmp(key, "processors") || !strcmp(key, "ranks")) {
         right = whole(value, 1000000, &number) && number > 0;

@@ -20,23 +20,27 @@ static void expect(int holds, const char *what) {
     if (!holds) fprintf(stderr, "FAILED: %s\n", what), failures++;
 }
 
+enum broken { RIGHT, WRONG_SUM, LAZY };
+
 // What the toy's ranks share: their sources, and where they meet inside a call.
 struct toy {
     struct team team;
     float (*sources)[COUNT];
-    int broken;
+    enum broken broken;
+    int calls;
 };
 
 static void toy_all_reduce(struct work *work) {
     struct toy *toy = work->library;
     float *dest = (float *)(void *)work->dest;
+    if (toy->calls++ > 0 && toy->broken == LAZY) return;
     memcpy(toy->sources[toy->team.rank], work->source, sizeof *toy->sources);
     team_barrier(&toy->team);
     for (int i = 0; i < COUNT; i++) {
         dest[i] = 0;
         for (int rank = 0; rank < RANKS; rank++) dest[i] += toy->sources[rank][i];
     }
-    if (toy->broken && toy->team.rank == 1) dest[COUNT - 1] += 1;
+    if (toy->broken == WRONG_SUM && toy->team.rank == 1) dest[COUNT - 1] += 1;
     team_barrier(&toy->team);
 }
 
@@ -46,9 +50,9 @@ static void *shared(size_t bytes) {
     return at;
 }
 
-static void toy_rank(int rank, int broken, struct page *outer, struct page *inner, float (*sources)[COUNT], FILE *out) {
+static void toy_rank(int rank, enum broken broken, struct page *outer, struct page *inner, float (*sources)[COUNT], FILE *out) {
     struct clock clock = clock_calibrated();
-    struct toy toy = {{inner, clock, rank, RANKS, 1, 1, 0}, sources, broken};
+    struct toy toy = {{inner, clock, rank, RANKS, 1, 1, 0}, sources, broken, 0};
     struct team team = {outer, clock, rank, RANKS, 1, 50, 0};
     struct cell cell = {ALL_REDUCE, F32, SUM, 4 * COUNT, 0, 1};
     struct shares shares = cell_shares(&cell, rank, RANKS);
@@ -58,7 +62,7 @@ static void toy_rank(int rank, int broken, struct page *outer, struct page *inne
 }
 
 // The first rank's row, in memory that is never freed.
-static char *toy_row(int broken) {
+static char *toy_row(enum broken broken) {
     struct page *outer = shared(page_bytes(RANKS, 50)), *inner = shared(page_bytes(RANKS, 1));
     float(*sources)[COUNT] = shared(RANKS * sizeof *sources);
     char *row = NULL;
@@ -101,10 +105,11 @@ static void check_values(void) {
 }
 
 static void check_toy(void) {
-    char *right = toy_row(0), *wrong = toy_row(1);
+    char *right = toy_row(RIGHT), *wrong = toy_row(WRONG_SUM), *lazy = toy_row(LAZY);
     expect(strstr(right, "\"wrong\":0,") && strstr(right, "\"iters\":50,"), "the toy is right");
     // Once before the timed calls and once after.
     expect(strstr(wrong, "\"wrong\":2,") != NULL, "one wrong sum is reported");
+    expect(strstr(lazy, "\"wrong\":3000,") != NULL, "timed calls that do nothing are reported");
 }
 
 // Operation, ranks, rank, elements of the cell; then of source and result the length and some values; then the counts.

@@ -203,6 +203,8 @@ fn what_cannot_work_is_refused_before_measuring() {
         (&peers.0, "--peer-timeout 0", "seconds"),
         (&peers.0, "--workload all", "cannot be used with"),
         (&peers.0, "--baseline x", "cannot be used with"),
+        (&peers.0, "--tolerance 2", "cannot be used with"),
+        (&peers.0, &format!("--output {}", peers.0.join("peers.toml").display()), "would replace"),
     ] {
         let (code, table, errors) = bench(dir.to_str().unwrap(), arguments);
         assert_eq!((code, table.as_str()), (Some(2), ""), "{arguments}: {errors}");

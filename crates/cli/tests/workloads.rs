@@ -94,6 +94,7 @@ fn wrong_arguments_are_named_before_anything_runs() {
     let wrong_op = written("wrong-op.toml", &documented().replace("\"all_reduce\"", "\"allreduce\""));
     let too_large = "name = \"big\"\ndescription = \"\"\nsource = \"\"\nunit = \"step\"\n\
                      steps = [{ op = \"all_gather\", dtype = \"f64\", count = 1000000000000 }]\n";
+    let mine = written("mine.toml", &documented());
     let too_large = written("too-large.toml", too_large);
     for (arguments, named) in [
         ("--workload llama9".to_string(), "llama3-8b-decode"),
@@ -108,10 +109,18 @@ fn wrong_arguments_are_named_before_anything_runs() {
         ("--workload llama3-8b-decode --baseline before.jsonl".to_string(), "--baseline"),
         ("compare shm shm --workload llama3-8b-decode".to_string(), "--workload"),
         ("--workload llama3-8b-decode --op barrier".to_string(), "--op"),
+        ("--list-workloads --html a.html".to_string(), "--html"),
+        ("--list-workloads --svg pictures".to_string(), "--svg"),
+        ("--list-workloads --output a.jsonl".to_string(), "--output"),
+        ("--list-workloads --baseline a.jsonl".to_string(), "--baseline"),
+        ("--list-workloads --format json".to_string(), "--format"),
+        (format!("--workload {0} --ranks 2 --output {0}", mine.display()), "--output would replace the workload"),
+        (format!("--workload {0} --ranks 2 --html {0}", mine.display()), "--html would replace"),
     ] {
         let found = bench(&arguments);
         let message = text(&found.stderr);
         assert_eq!(found.status.code(), Some(2), "{arguments}: {message}");
         assert!(message.contains(named) && found.stdout.is_empty(), "{arguments}: {message}");
     }
+    assert_eq!(std::fs::read_to_string(&mine).unwrap(), documented());
 }

@@ -394,7 +394,7 @@ unsafe impl RawWork for ShmWork {
         if let Some(result) = self.progress() {
             return result.map(|()| true);
         }
-        self.comm.rank.progress_others(Some(&self.comm));
+        self.comm.rank.outstanding.progress(Some(&self.comm));
         self.looks = self.looks.wrapping_add(1);
         if self.looks.is_multiple_of(64) || self.pause.began.elapsed() >= self.deadline {
             let result = self.comm.test(&mut || self.progress(), &|| self.awaited(), &self.pause, self.deadline)?;

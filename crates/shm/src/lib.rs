@@ -37,6 +37,8 @@ mod layout;
 #[cfg(not(loom))]
 mod ops;
 #[cfg(not(loom))]
+mod outstanding;
+#[cfg(not(loom))]
 mod pause;
 #[cfg(not(loom))]
 mod queue;

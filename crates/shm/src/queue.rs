@@ -127,7 +127,7 @@ impl Queue {
         state: Arc<Progressing>,
     ) {
         comm.queued.fetch_add(1, Ordering::Relaxed);
-        comm.rank.add_outstanding(comm);
+        comm.rank.outstanding.add(comm);
         self.started.push(Started { operation, lane, interest, state, awaits: usize::MAX });
     }
 
@@ -200,7 +200,7 @@ impl Queue {
     fn ended(comm: &Comm, calls: usize) {
         // Releases what the calls did to the protocol state to the next blocking call.
         comm.queued.fetch_sub(calls, Ordering::Release);
-        comm.rank.remove_outstanding(calls);
+        comm.rank.outstanding.remove(calls);
     }
 
     /// Drops every call; their handles get the error.

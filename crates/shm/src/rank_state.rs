@@ -1,10 +1,10 @@
 //! What the communicators of one joined rank share.
 
-use crate::comm::Comm;
+use crate::outstanding::Outstanding;
 use rankwise_core::{Group, Result, Settings};
 use rankwise_world::{Attachment, World};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// One joined rank.
@@ -14,20 +14,18 @@ pub(crate) struct RankState {
     /// Global ranks found dead, and their number for a cheap look.
     lost: Mutex<Vec<usize>>,
     lost_count: AtomicUsize,
-    /// Communicators with started calls, and how many calls that are.
-    busy: Mutex<Vec<Weak<Comm>>>,
-    outstanding: AtomicUsize,
+    /// Shared with the rank's other joins.
+    pub(crate) outstanding: Arc<Outstanding>,
 }
 
 impl RankState {
     pub(crate) fn new(world: World, settings: Settings) -> RankState {
         RankState {
+            outstanding: Outstanding::of(&world),
             world,
             settings,
             lost: Mutex::default(),
             lost_count: AtomicUsize::new(0),
-            busy: Mutex::default(),
-            outstanding: AtomicUsize::new(0),
         }
     }
 
@@ -49,27 +47,6 @@ impl RankState {
         lost.iter().copied().find(|rank| group.contains(*rank))
     }
 
-    /// Whether any communicator of this rank has started calls.
-    #[inline]
-    pub(crate) fn has_outstanding(&self) -> bool {
-        self.outstanding.load(Ordering::Acquire) != 0
-    }
-
-    /// A call was started on `comm`.
-    pub(crate) fn add_outstanding(&self, comm: &std::sync::Arc<Comm>) {
-        let mut busy = self.busy.lock().unwrap_or_else(|e| e.into_inner());
-        busy.retain(|known| known.strong_count() > 0);
-        if !busy.iter().any(|known| std::ptr::eq(known.as_ptr(), &**comm)) {
-            busy.push(std::sync::Arc::downgrade(comm));
-        }
-        self.outstanding.fetch_add(1, Ordering::Release);
-    }
-
-    /// Started calls ended, one way or another.
-    pub(crate) fn remove_outstanding(&self, calls: usize) {
-        self.outstanding.fetch_sub(calls, Ordering::Release);
-    }
-
     /// [`rankwise_world::Store::exchange`], during which started calls go on: peers may come only after one of them.
     pub(crate) fn exchange(
         &self,
@@ -81,31 +58,16 @@ impl RankState {
         deadline: Duration,
     ) -> Result<Vec<(Vec<u8>, Attachment)>> {
         let exchange = || self.world.store().exchange(key, what, members, payload, attachment, deadline);
-        if !self.has_outstanding() {
+        if !self.outstanding.any() {
             return exchange();
         }
         std::thread::scope(|scope| {
             let exchange = scope.spawn(exchange);
             while !exchange.is_finished() {
-                self.progress_others(None);
+                self.outstanding.progress(None);
                 std::thread::sleep(Duration::from_micros(200));
             }
             exchange.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })
-    }
-
-    /// Progresses the started calls of all communicators whose queue is free, but for the caller's own.
-    pub(crate) fn progress_others(&self, except: Option<&Comm>) {
-        let comms: Vec<_> = {
-            let Ok(busy) = self.busy.try_lock() else { return };
-            busy.iter().filter_map(Weak::upgrade).collect()
-        };
-        for comm in comms {
-            if except.is_none_or(|own| !std::ptr::eq(&*comm, own))
-                && let Some(mut queue) = comm.try_queue()
-            {
-                queue.progress(&comm);
-            }
-        }
     }
 }

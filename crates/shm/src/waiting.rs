@@ -120,9 +120,9 @@ impl Comm {
             if let Some(result) = look() {
                 return result;
             }
-            let shared = self.rank.has_outstanding();
+            let shared = self.rank.outstanding.any();
             if shared {
-                self.rank.progress_others(Some(self));
+                self.rank.outstanding.progress(Some(self));
             }
             let now = self.moves.load(Ordering::Relaxed);
             if now != moves {

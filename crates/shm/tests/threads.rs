@@ -48,6 +48,35 @@ fn a_refused_launch_keeps_the_ranks_in_step() {
     });
 }
 
+/// Two joins of one rank, as by two libraries: a wait in one moves what was started in the other.
+#[test]
+fn a_wait_in_one_join_moves_the_calls_of_another() {
+    World::threads(2, |world| {
+        let join = || {
+            let config = Config::new().timeout(LONG);
+            let raw = rankwise_shm::driver().join(&world, &config).unwrap();
+            Backend::new(raw, config.resolve().unwrap()).world().unwrap()
+        };
+        let (mut one, mut other) = (join(), join());
+        // Many ring steps, so that it needs this rank again and again.
+        let source = vec![world.rank() as u64 + 1; 1 << 20];
+        for _ in 0..3 {
+            if world.rank() == 0 {
+                let mut sums = vec![0; source.len()];
+                one.all_reduce(&source, &mut sums, ReduceOp::Sum).unwrap();
+                assert!(sums.iter().all(|sum| *sum == 3));
+                other.barrier().unwrap();
+            } else {
+                let call = Call::all_reduce(source.clone(), vec![0; source.len()], ReduceOp::Sum);
+                let work: Numbers = one.start(call).unwrap();
+                other.barrier().unwrap();
+                assert!(work.wait().unwrap().iter().all(|sum| *sum == 3));
+            }
+        }
+    })
+    .unwrap();
+}
+
 /// A refused send tells a receiver once; refused on both sides, a message leaves nothing behind for the next one.
 #[test]
 fn a_refused_message_is_gone_on_both_sides() {

@@ -59,7 +59,11 @@ pub(crate) struct BenchArgs {
     )]
     pub(crate) workload: Vec<String>,
     /// List the workloads that come with the command
-    #[arg(long, conflicts_with = "workload")]
+    #[arg(
+        long,
+        conflicts_with_all = ["workload", "backend", "op", "dtype", "size", "ranks", "redop", "iters", "budget_ms", "warm", "in_place",
+            "alloc", "pin", "format"]
+    )]
     pub(crate) list_workloads: bool,
     /// What to print
     #[arg(long, value_enum, default_value_t = Format::Text)]

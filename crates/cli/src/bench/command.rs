@@ -38,10 +38,10 @@ pub(crate) enum Part {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Files {
     /// Also write raw results there, JSON lines with the iterations' times; an existing file is replaced
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "list_workloads")]
     pub(crate) output: Option<String>,
     /// Results to compare with; exit code 1 when a cell is slower than there, beyond noise and tolerance
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "list_workloads")]
     pub(crate) baseline: Option<String>,
     /// How many times as long as in the baseline a cell may take
     #[arg(long, value_name = "RATIO", default_value_t = 1.1, requires = "baseline", value_parser = tolerance)]
@@ -53,7 +53,7 @@ pub(crate) struct Files {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PeerArgs {
     /// Also measure the libraries that `peers/setup DIR` prepared, taking turns, and print their times by the first backend's
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["baseline", "workload", "list_workloads"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["baseline", "tolerance", "workload", "list_workloads"])]
     pub(crate) peers: Option<String>,
     /// Only these of them
     #[arg(long, value_delimiter = ',', value_name = "NAME", requires = "peers")]

@@ -96,6 +96,16 @@ impl Times {
     }
 }
 
+/// The smallest ratio with what it belongs to. Those with an interval come before the others: with few rounds, for example
+/// of a contender that failed, a small one is luck.
+pub(crate) fn fastest<T>(ratios: impl Iterator<Item = (T, Ratio)>) -> Option<(T, Ratio)> {
+    let order = |ratio: &Ratio| (ratio.interval.is_none(), ratio.value);
+    ratios.min_by(|(_, one), (_, other)| {
+        let (one, other) = (order(one), order(other));
+        one.0.cmp(&other.0).then(one.1.total_cmp(&other.1))
+    })
+}
+
 /// The smallest step between different samples; 0 when all are alike.
 pub(crate) fn resolution(samples_us: &[f64]) -> f64 {
     let sorted = sorted(samples_us.to_vec());

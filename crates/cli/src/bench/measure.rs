@@ -82,6 +82,8 @@ pub(crate) fn measure(
     }
     team.barrier()?;
 
+    // Spoils the result, so that the check behind the timed calls is about theirs.
+    work.fill();
     let iterations = team.iterations();
     for iteration in 0..iterations {
         if fresh {
@@ -191,6 +193,44 @@ mod tests {
         assert_eq!(paced(1_000_000, false, effort(50.0), 0).0.iterations, 49);
         assert_eq!(paced(1_000_000, false, effort(0.1), 0).0.iterations, 5);
         assert_eq!(paced(10, false, effort(1e6), 0).0.iterations, 2000);
+    }
+
+    /// Does something only at first.
+    struct Lazy {
+        calls: u64,
+        until: u64,
+        right: bool,
+    }
+
+    impl Work for Lazy {
+        fn fill(&mut self) {
+            self.right = false;
+        }
+        fn refresh(&mut self) {}
+        fn call(&mut self) -> Result<()> {
+            self.right |= self.calls < self.until;
+            self.calls += 1;
+            Ok(())
+        }
+        fn wrong(&self) -> u64 {
+            u64::from(!self.right)
+        }
+        fn spoils_source(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn timed_calls_that_do_nothing_are_found() {
+        let effort = Effort { iterations: Some(10), budget_ms: 1.0 };
+        // One checked and a hundred warm-up calls come first.
+        for (until, wrong) in [(1000, 0), (101, 1), (0, 2)] {
+            let fd = Page::create(1, 10).unwrap();
+            let page = Page::map(fd.as_fd(), 1, 10).unwrap();
+            let mut team = Team::new(page, Clock::Fake(Arc::default()), 0, true);
+            let mut work = Lazy { calls: 0, until, right: false };
+            assert_eq!(measure(&mut team, &mut work, 64, true, effort).unwrap().unwrap().1, wrong, "{until}");
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ impl Origin {
         let setting = |name: &str| Some((name.to_string(), std::env::var_os(name)?.to_string_lossy().into_owned()));
         Origin {
             schema: SCHEMA,
-            tool: format!("rankwise bench {}", env!("CARGO_PKG_VERSION")),
+            tool: tool(),
             git: option_env!("RANKWISE_GIT_HASH").map(String::from),
             date: date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())),
             host: system.nodename().to_string_lossy().into_owned(),
@@ -56,6 +56,12 @@ impl Origin {
     pub(crate) fn machine(&self) -> String {
         format!("{}, {} CPUs, {}", self.cpu, self.cpus, self.kernel)
     }
+}
+
+/// Name and version; times of a build without optimisation say little, above all beside peers that have it.
+pub(crate) fn tool() -> String {
+    let build = if cfg!(debug_assertions) { " (debug build: slower than a release)" } else { "" };
+    format!("rankwise bench {}{build}", env!("CARGO_PKG_VERSION"))
 }
 
 /// The model's name, or the architecture.

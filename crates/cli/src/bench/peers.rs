@@ -16,6 +16,7 @@ pub(crate) use process::{Limits, measure};
 use super::args::{BenchArgs, Format};
 use super::command::{Files, PeerArgs};
 use super::job::refuse;
+use super::results::same_file;
 use super::rounds::{self, Contender, Plan};
 use std::process::ExitCode;
 
@@ -28,6 +29,10 @@ pub(crate) fn run(dir: &str, args: &BenchArgs, files: &Files, peers: &PeerArgs) 
         Ok(found) => found,
         Err(message) => return refuse(&message),
     };
+    let list = file::path(dir);
+    if files.output.as_deref().is_some_and(|output| same_file(output, &list.to_string_lossy())) {
+        return refuse(&format!("--output would replace {}; name another file", list.display()));
+    }
     let backends = args.backend.iter().cloned().map(Contender::Backend);
     rounds::run(Plan {
         contenders: backends.chain(found.into_iter().map(|peer| Contender::Peer(Box::new(peer)))).collect(),

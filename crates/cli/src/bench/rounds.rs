@@ -138,11 +138,25 @@ struct Taken {
 struct Table {
     cells: Vec<Taken>,
     positions: HashMap<Key, usize>,
+    /// Cells in which that contender computed something wrong.
+    spoilt: HashSet<(Key, usize)>,
 }
 
 impl Table {
+    /// A wrong result leaves the contender without a time in that cell, also from the rounds in which it was right.
+    fn spoil(&mut self, contender: usize, row: &Row) {
+        let key = Key::without(row, true, true);
+        if let Some(position) = self.positions.get(&key) {
+            self.cells[*position].times[contender].clear();
+        }
+        self.spoilt.insert((key, contender));
+    }
+
     fn add(&mut self, contenders: usize, contender: usize, round: usize, measured: &Measured) {
         let row = &measured.row;
+        if self.spoilt.contains(&(Key::without(row, true, true), contender)) {
+            return;
+        }
         let position = *self.positions.entry(Key::without(row, true, true)).or_insert_with(|| {
             let times = vec![BTreeMap::new(); contenders];
             self.cells.push(Taken { row: row.clone(), times, resolution_us: None });
@@ -379,6 +393,7 @@ impl Sink for Rounds {
         measured.round = Some(round);
         if measured.row.wrong > 0 {
             // Its time means nothing, in the table and in the file.
+            self.table.spoil(contender, &measured.row);
             self.wrong = self.wrong.saturating_add(measured.row.wrong);
             return Ok(());
         }
@@ -414,6 +429,24 @@ mod tests {
     fn repeated_names_get_numbers() {
         let names = ["shm", "mpi", "shm", "shm"].map(String::from);
         assert_eq!(labels(&names), ["shm", "mpi", "shm#2", "shm#3"]);
+    }
+
+    #[test]
+    fn one_wrong_result_takes_all_times_of_its_cell() {
+        let mut table = Table::default();
+        for round in 0..8 {
+            for contender in [0, 1] {
+                for bytes in [8, 16] {
+                    let measured = super::super::results::tests::measured(bytes, vec![1.0]);
+                    match (contender, bytes, round) {
+                        (1, 16, 5) => table.spoil(contender, &measured.row),
+                        _ => table.add(2, contender, round, &measured),
+                    }
+                }
+            }
+        }
+        let times: Vec<_> = table.compared().map(|compared| compared.times_us).collect();
+        assert_eq!(times, [vec![Some(1.0), Some(1.0)], vec![Some(1.0), None]]);
     }
 
     #[test]

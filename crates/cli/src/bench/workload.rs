@@ -32,7 +32,7 @@ fn selected(args: &BenchArgs) -> Result<Vec<Workload>, String> {
             }
         } else if let Some((file, text)) = builtin::find(name) {
             workloads.push(file::parse(file, text)?);
-        } else if name.contains('/') || name.ends_with(".toml") {
+        } else if is_file(name) {
             workloads.push(file::read(name)?);
         } else {
             return Err(format!(
@@ -42,4 +42,9 @@ fn selected(args: &BenchArgs) -> Result<Vec<Workload>, String> {
         }
     }
     Ok(workloads)
+}
+
+/// Whether that means a file of the user's, not a workload that comes with the command.
+fn is_file(name: &str) -> bool {
+    builtin::find(name).is_none() && (name.contains('/') || name.ends_with(".toml"))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use toml::Spanned;
 
 /// Largest file that is read, in bytes.
@@ -43,9 +43,14 @@ struct RawPeer {
     oversubscribed_env: BTreeMap<Spanned<String>, String>,
 }
 
+/// Where the peers of a directory are listed.
+pub(crate) fn path(dir: &str) -> PathBuf {
+    Path::new(dir).join("peers.toml")
+}
+
 /// Reads `DIR/peers.toml`; at least one peer.
 pub(crate) fn read(dir: &str) -> Result<Vec<Peer>, String> {
-    let path = Path::new(dir).join("peers.toml");
+    let path = path(dir);
     let shown = path.display().to_string();
     let cannot = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {

@@ -1,7 +1,7 @@
 //! The ratios of all contenders to the first, one line a cell.
 
 use crate::bench::comparison::Compared;
-use crate::bench::interval::{Ratio, Verdict};
+use crate::bench::interval::{Ratio, Verdict, fastest};
 use crate::bench::op::Op;
 use crate::bench::report::{Row, microseconds};
 use std::io::{self, Write};
@@ -102,7 +102,7 @@ impl<W: Write> Grid<W> {
     fn best(&self, compared: &Compared) -> Option<(String, Ratio)> {
         let peers = compared.ratios.iter().zip(&self.names[1..]).skip(self.first_peer.saturating_sub(1));
         let measured = peers.filter_map(|(ratio, name)| Some((name.clone(), (*ratio)?)));
-        measured.min_by(|one, other| one.1.value.total_cmp(&other.1.value))
+        fastest(measured)
     }
 
     fn base_width(&self) -> usize {

@@ -3,6 +3,7 @@
 use super::file::Peer;
 use crate::bench::args::{BenchArgs, once};
 use crate::bench::cell::Cell;
+use crate::bench::interval::sorted;
 use crate::bench::job::{Trouble, tell};
 use crate::bench::launched::{Job, Placement, Terminal, cpus};
 use crate::bench::measured::Measured;
@@ -50,6 +51,9 @@ pub(crate) fn measure(
 ) -> Result<bool, Trouble> {
     let bar = &terminal.bar;
     let mut heard = Heard::new(cells, job);
+    if args.alloc {
+        sink.skipped("alloc buffers", "peers have none")?;
+    }
     let failure = match start(peer, args, job, cells, limits).spawn_under(&terminal.interrupts) {
         Err(error) => Some(error.message().to_string()),
         Ok(running) => {
@@ -276,7 +280,16 @@ fn plausible(measured: &Measured) -> bool {
         && !samples.is_empty()
         && figures.iter().all(right)
         && samples.iter().all(|time| right(time) && *time >= row.min_us && *time <= measured.max_us)
+        && row.p50_us > 0.0
         && (row.min_us..=measured.max_us).contains(&row.p50_us)
+        && row.iters.div_ceil(measured.sample_step.max(1)) == samples.len()
+        // Of thinned samples the median is only nearly that of all.
+        && (measured.sample_step > 1 || (median_of(samples) - row.p50_us).abs() <= 1e-3)
+}
+
+/// The upper one of two, as `rankwise bench` counts.
+fn median_of(samples: &[f64]) -> f64 {
+    sorted(samples.to_vec())[samples.len() / 2]
 }
 
 /// Kills a peer that says nothing for too long, from a thread of its own.
@@ -345,9 +358,9 @@ mod tests {
     }
 
     fn measured() -> Measured {
-        let row = row(8, false);
+        let row = Row { iters: 3, ..row(8, false) };
         Measured {
-            samples_us: vec![row.min_us, 2.25, row.p99_us],
+            samples_us: vec![row.min_us, row.p50_us, row.p99_us],
             max_us: row.p99_us,
             row,
             round: None,
@@ -375,6 +388,11 @@ mod tests {
         assert!(with(|m| m.samples_us[0] = -1.0).contains("fit together"));
         assert!(with(|m| m.samples_us.clear()).contains("fit together"));
         assert!(with(|m| m.row.p50_us = 1e9).contains("fit together"));
+        assert!(with(|m| m.row.p50_us = m.row.min_us).contains("fit together"));
+        assert!(
+            with(|m| (m.row.min_us, m.row.p50_us, m.samples_us) = (0.0, 0.0, vec![0.0; 3])).contains("fit together")
+        );
+        assert!(with(|m| m.row.iters = 1000).contains("fit together"));
         assert!(problem(&Message::Ranks { ranks: Vec::new(), clock: "x".into() }).unwrap().contains("0 ranks, not 2"));
     }
 

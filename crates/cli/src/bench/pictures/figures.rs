@@ -3,7 +3,7 @@
 use crate::bench::args::once;
 use crate::bench::comparison::Compared;
 use crate::bench::contenders::Contenders;
-use crate::bench::interval::Ratio;
+use crate::bench::interval::{Ratio, fastest};
 use crate::bench::op::{Op, bandwidth};
 use crate::bench::origin::Origin;
 use crate::bench::report::Row;
@@ -190,7 +190,7 @@ pub(super) fn bus_bandwidth(row: &Row, us: f64) -> Option<f64> {
 /// The ratio of the fastest other contender, and its number among the names.
 pub(super) fn best_other(cell: &Compared) -> Option<(usize, Ratio)> {
     let known = cell.ratios.iter().enumerate().filter_map(|(i, ratio)| Some((i + 1, (*ratio)?)));
-    known.min_by(|(_, one), (_, other)| one.value.total_cmp(&other.value))
+    fastest(known)
 }
 
 /// How a contender is called where names are too long.
@@ -267,5 +267,10 @@ pub(super) mod tests {
         let cell = cell("all_reduce", 2, 8, &[Some(2.0), None, Some(4.0), Some(3.0)], 1.0);
         let (contender, ratio) = best_other(&cell).unwrap();
         assert_eq!((contender, ratio.value, letter(contender)), (3, 1.5, 'D'));
+        let mut lucky = cell;
+        lucky.ratios[2] = Some(Ratio { value: 1.5, interval: None });
+        assert_eq!(best_other(&lucky).unwrap().0, 2, "a few rounds do not make a winner");
+        lucky.ratios[1] = None;
+        assert_eq!(best_other(&lucky).unwrap().0, 3);
     }
 }

@@ -13,10 +13,10 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct PictureFiles {
     /// Also draw what was measured: one HTML file that needs no network; an existing file is replaced
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "list_workloads")]
     pub(crate) html: Option<PathBuf>,
     /// Also draw what was measured: an SVG file for each picture, in that directory
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "list_workloads")]
     pub(crate) svg: Option<PathBuf>,
 }
 
@@ -28,14 +28,15 @@ impl PictureFiles {
     /// Finds out before anything is measured whether the files can be written, and creates the directory. `others` are files
     /// that must not be replaced.
     pub(crate) fn check(&self, others: &[&str]) -> Result<(), String> {
+        // First, so that the page may lie in the new directory.
+        if let Some(path) = &self.svg {
+            check_directory(path).map_err(|why| format!("--svg {}: {why}", path.display()))?;
+        }
         if let Some(path) = &self.html {
             if let Some(other) = others.iter().find(|other| same_place(path, Path::new(other))) {
                 return Err(format!("--html would replace {other}; name another file"));
             }
             check_file(path).map_err(|why| format!("--html {}: {why}", path.display()))?;
-        }
-        if let Some(path) = &self.svg {
-            check_directory(path).map_err(|why| format!("--svg {}: {why}", path.display()))?;
         }
         Ok(())
     }
@@ -112,7 +113,12 @@ fn file_name(slug: &str, taken: &mut HashSet<String>) -> String {
 
 /// Whether both are one file, or would be.
 fn same_place(one: &Path, other: &Path) -> bool {
-    one == other || one.to_str().zip(other.to_str()).is_some_and(|(one, other)| same_file(one, other))
+    let place = |path: &Path| {
+        let parent = path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+        Some(fs::canonicalize(parent?).ok()?.join(path.file_name()?))
+    };
+    place(one).is_some_and(|one| place(other) == Some(one))
+        || one.to_str().zip(other.to_str()).is_some_and(|(one, other)| same_file(one, other))
 }
 
 fn check_file(path: &Path) -> Result<(), String> {
@@ -242,6 +248,10 @@ mod tests {
         }
         let same = folder.files("kept", "").check(&[&folder.0.join("./kept").to_string_lossy()]);
         assert!(same.unwrap_err().contains("would replace"));
+        let both_new = folder.files("new", "").check(&[&folder.0.join("./new").to_string_lossy()]);
+        assert!(both_new.unwrap_err().contains("would replace"));
+        assert!(folder.files("both", "both").check(&[]).unwrap_err().contains("is a directory; name a file in it"));
+        folder.files("both/a.html", "both").check(&[]).unwrap();
         folder.files("kept", "").check(&["elsewhere"]).unwrap();
         folder.files("fresh.html", "").check(&[]).unwrap();
         assert_eq!(fs::read_to_string(&kept).unwrap(), "old");

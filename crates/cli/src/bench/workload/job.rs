@@ -4,14 +4,14 @@ use super::builtin;
 use super::file::{self, Workload};
 use super::plan::Plan;
 use super::report::{Report, Row, Said};
-use super::selected;
+use super::{is_file, selected};
 use crate::bench::args::{BenchArgs, Format, once};
 use crate::bench::command::Files;
 use crate::bench::job::{RANK_OVERHEAD, Trouble, available_memory, machine, refuse};
 use crate::bench::launched::{self, Job, Placement, Terminal};
-use crate::bench::origin::Origin;
+use crate::bench::origin::{self, Origin};
 use crate::bench::report::each_rank;
-use crate::bench::results::Writer;
+use crate::bench::results::{Writer, same_file};
 use std::io::{self, Stdout, Write};
 use std::process::ExitCode;
 
@@ -37,7 +37,11 @@ pub(crate) fn list() -> ExitCode {
 pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
     let prepared = fitting(args, files).and_then(|workloads| {
         let output = files.output.as_deref();
-        files.pictures.check(&output.into_iter().collect::<Vec<_>>())?;
+        let read = || args.workload.iter().map(String::as_str).filter(|name| is_file(name));
+        if let Some(path) = read().find(|path| output.is_some_and(|output| same_file(output, path))) {
+            return Err(format!("--output would replace the workload {path}; name another file"));
+        }
+        files.pictures.check(&output.into_iter().chain(read()).collect::<Vec<_>>())?;
         let output = output.map(|path| Writer::create(path, &Origin::here()));
         Ok((workloads, output.transpose()?))
     });
@@ -120,7 +124,7 @@ fn fitting(args: &BenchArgs, files: &Files) -> Result<Vec<Workload>, String> {
 }
 
 fn header(workloads: &[Workload], report: &mut Report<Stdout>) -> io::Result<()> {
-    report.comment(&format!("rankwise bench {}: workloads", env!("CARGO_PKG_VERSION")))?;
+    report.comment(&format!("{}: workloads", origin::tool()))?;
     report.comment(&machine())?;
     report.comment(
         "time: communication of one unit, the sum over its calls of the slowest rank's time; median and p99",
