@@ -120,6 +120,8 @@ pub struct Case {
     pub most_ranks: usize,
     /// Seconds after which a rank that has not finished it counts as hung.
     pub seconds: u64,
+    /// Whether it compares the table with what was promised.
+    pub about_promise: bool,
     /// What every rank runs.
     pub run: fn(&mut Ctx<'_>) -> CaseResult,
 }
@@ -127,7 +129,23 @@ pub struct Case {
 impl Case {
     /// A case that every backend passes in every world.
     pub const fn must(id: &'static str, title: &'static str, run: fn(&mut Ctx<'_>) -> CaseResult) -> Case {
-        Case { id, title, level: Level::Must, needs: &[], least_ranks: 1, most_ranks: usize::MAX, seconds: 60, run }
+        Case {
+            id,
+            title,
+            level: Level::Must,
+            needs: &[],
+            least_ranks: 1,
+            most_ranks: usize::MAX,
+            seconds: 60,
+            about_promise: false,
+            run,
+        }
+    }
+
+    /// The same for backends that have promised something.
+    pub const fn about_promise(mut self) -> Case {
+        self.about_promise = true;
+        self
     }
 
     /// The same with these needs.

@@ -1,6 +1,7 @@
 //! What a case is given: the world, the backend, fresh communicators, seeds, samples and delays.
 
 use crate::case::{CaseResult, Failure, ensure};
+use crate::expectations::{CallLog, Deviation, Promise};
 use crate::operation::{Operation, verify};
 use crate::random::{Random, label};
 use crate::sample;
@@ -10,6 +11,7 @@ use rankwise_core::{
     Backend, Capabilities, Communicator, Config, DType, Determinism, Error, ErrorKind, Group, OpKind, ReduceOp, Result,
 };
 use rankwise_world::{Attachment, Driver, World};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +21,9 @@ pub const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Deadline of meeting outside the backend.
 const MEET_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// What lines about parts of cases that are not run begin with.
+pub(crate) const SKIPPED: &str = "skipped: ";
 
 /// What a rank did last, readable while it hangs.
 #[derive(Clone, Default)]
@@ -47,6 +52,10 @@ pub struct Place {
     pub world: (usize, usize),
     /// Position of this mode among those of the run, and their number.
     pub mode: (usize, usize),
+    /// What the backend has promised.
+    pub promise: Option<Promise>,
+    /// Deviations of calls that apply here, by position in the list of the backend.
+    pub deviations: Vec<(usize, Deviation)>,
 }
 
 /// The surroundings of one case on one rank.
@@ -61,10 +70,14 @@ pub struct Ctx<'a> {
     place: &'a Place,
     case: u64,
     calls: u64,
+    /// Seeds given out for calls within each group.
+    asked: HashMap<Group, u64>,
     meetings: u64,
     delays: Option<Random>,
     fixed: bool,
     last_call: LastCall,
+    /// Deviating calls that were met.
+    pub(crate) deviating: CallLog,
 }
 
 impl<'a> Ctx<'a> {
@@ -83,7 +96,21 @@ impl<'a> Ctx<'a> {
         let delayed = run.next_u64().is_multiple_of(3);
         let delays = delayed.then(|| Random::labelled(place.seed, &[case, world.rank() as u64]));
         let fixed = backend.settings().determinism >= Determinism::Fixed;
-        Ctx { world, driver, backend, base, place, case, calls: 0, meetings: 0, delays, fixed, last_call }
+        Ctx {
+            world,
+            driver,
+            backend,
+            base,
+            place,
+            case,
+            calls: 0,
+            asked: HashMap::new(),
+            meetings: 0,
+            delays,
+            fixed,
+            last_call,
+            deviating: CallLog::default(),
+        }
     }
 
     /// This rank's global rank.
@@ -99,6 +126,29 @@ impl<'a> Ctx<'a> {
     /// The capability table of the backend's communicators.
     pub fn capabilities(&self) -> &Capabilities {
         self.base.capabilities()
+    }
+
+    /// What the backend has promised.
+    pub fn promise(&self) -> Option<&Promise> {
+        self.place.promise.as_ref()
+    }
+
+    /// The result of a call as it counts: where calls like it are known to deviate, a failure is noted, and `instead` is what
+    /// it gave.
+    pub(crate) fn judged<T>(
+        &mut self,
+        members: usize,
+        o: &Operation,
+        result: CaseResult<T>,
+        instead: impl FnOnce() -> T,
+    ) -> CaseResult<T> {
+        // Groups of one use no engine.
+        let Some(index) = CallLog::find(&self.place.deviations, o).filter(|_| members > 1) else { return result };
+        self.deviating.tried.insert(index);
+        result.or_else(|_| {
+            self.deviating.went_wrong.insert(index);
+            Ok(instead())
+        })
     }
 
     /// Whether the run is a full one.
@@ -143,6 +193,13 @@ impl<'a> Ctx<'a> {
         self.last_call.set(text());
     }
 
+    /// Says on rank 0's standard error, from where the report takes it, which part of a case is not run here, and why.
+    pub fn skip_part(&self, text: &str) {
+        if self.rank() == 0 {
+            eprintln!("{SKIPPED}{text}");
+        }
+    }
+
     /// In one run out of three: a short random pause, different on every rank (H6).
     pub fn pause(&mut self) {
         if let Some(random) = &mut self.delays {
@@ -153,10 +210,17 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// A seed that no other call of the case has, the same on all ranks.
+    /// A seed that no other call of the case has, the same on all ranks if all ask equally often.
     pub fn next_seed(&mut self) -> u64 {
         self.calls += 1;
         Random::labelled(self.place.seed, &[self.case, self.calls]).next_u64()
+    }
+
+    /// The same on all members of a group that have asked equally often for it, whatever they do in other groups.
+    pub fn seed_within(&mut self, group: &Group) -> u64 {
+        let asked = self.asked.entry(group.clone()).or_default();
+        *asked += 1;
+        Random::labelled(self.place.seed, &[self.case, group.stable_hash(), *asked]).next_u64()
     }
 
     /// Random numbers that are the same on all ranks.
@@ -215,7 +279,9 @@ impl<'a> Ctx<'a> {
         } else {
             Operation { count: 5, pattern: Pattern::Exact, ..Operation::new(OpKind::AllGather, DType::I32) }
         };
-        verify(self, comm, &operation).map_err(|f| f.within("known answer after an error"))
+        // The communicator has worked before, so that it does not now is wrong, whatever it says.
+        let wrong = |f: Failure| Failure { is_wrong_result: true, ..f.within("known answer after an error") };
+        verify(self, comm, &operation).map_err(wrong)
     }
 
     /// After an error that poisons: later calls say so at once, and a fresh communicator works (H9).
@@ -224,6 +290,9 @@ impl<'a> Ctx<'a> {
         let later = poisoned.barrier();
         let kind = later.as_ref().err().map(Error::kind);
         ensure!(kind == Some(&ErrorKind::Poisoned), "a call on a poisoned communicator gave {later:?}, not Poisoned");
+        let cause = later.as_ref().err().and_then(|error| std::error::Error::source(error)?.downcast_ref::<Error>());
+        let poisons = cause.is_some_and(|cause| cause.kind().poisons());
+        ensure!(poisons, "the first cause behind Poisoned is {cause:?}, which does not poison");
         let mut fresh = self.communicator()?;
         self.known_answer(&mut fresh)
     }
@@ -240,7 +309,10 @@ pub fn expect_error<T>(result: Result<T>, kind: &ErrorKind, peers: Option<&[usiz
     let wanted = kind.name();
     match result {
         Ok(_) => Err(Failure::wrong(format!("Ok instead of {wanted}"))),
-        Err(error) if error.kind() != kind => Err(Failure::error(format!("not {wanted}: {error}"))),
+        Err(error) if error.kind() != kind => {
+            let is_wrong_result = is_statement(error.kind());
+            Err(Failure { is_wrong_result, text: format!("not {wanted}: {error}") })
+        }
         Err(error) => match peers {
             Some(peers) if peers != error.peers() => {
                 Err(Failure::wrong(format!("names ranks {:?} instead of {peers:?}: {error}", error.peers())))
@@ -248,4 +320,25 @@ pub fn expect_error<T>(result: Result<T>, kind: &ErrorKind, peers: Option<&[usiz
             _ => Ok(error),
         },
     }
+}
+
+/// Whether an error says something about the calls of the ranks, which is wrong when another one was due. The others say that
+/// something does not work here, or that the time was too short.
+fn is_statement(kind: &ErrorKind) -> bool {
+    use ErrorKind::{Aborted, Busy, Closed, Excluded, InvalidArgument, Mismatch, NotMember, PeerLeft, PeerRejected};
+    use ErrorKind::{Poisoned, UnknownGroup};
+    matches!(
+        kind,
+        InvalidArgument
+            | UnknownGroup
+            | NotMember
+            | Busy
+            | Closed
+            | PeerRejected
+            | Mismatch
+            | PeerLeft
+            | Excluded
+            | Aborted
+            | Poisoned
+    )
 }

@@ -1,9 +1,12 @@
 //! One launched job: starts the ranks, collects what they report, and kills them from outside when a case hangs (H5).
 
+use crate::ctx::SKIPPED;
+use crate::expectations::CallLog;
 use crate::plan::{Ending, Mode, PLAN_VARIABLE, Plan, Record};
+use crate::sequences::{PlayedPart, TablePart};
 use rankwise_core::{Error, Result};
 use rankwise_world::launch::{Event, Exit, JobHandle, Launch, Output, Stream};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +40,7 @@ impl RankCommand {
             .map_err(|error| Error::config("cannot write the plan of a job").with_source(error))?;
         let processes = match plan.mode {
             Mode::Threads => 1,
-            Mode::Processes => plan.ranks,
+            Mode::Processes | Mode::Outer => plan.ranks,
         };
         Ok(Launch::new(processes, &self.program)
             .args(self.args.iter())
@@ -52,6 +55,12 @@ impl RankCommand {
 pub(crate) struct JobReport {
     /// Per case, per rank: how it ended.
     pub endings: BTreeMap<String, BTreeMap<usize, (Ending, u64)>>,
+    /// Per case: the calls of all ranks that are known to deviate.
+    pub calls: BTreeMap<String, CallLog>,
+    /// Per rank: what of a sequence it has played.
+    pub played: BTreeMap<usize, PlayedPart>,
+    /// What the capability table holds, when asked.
+    pub table: Option<TablePart>,
     /// The case in which a rank hung.
     pub hung: Option<String>,
     /// What each rank that is still in a case called last.
@@ -64,6 +73,8 @@ pub(crate) struct JobReport {
     pub done: usize,
     /// The last lines on standard error.
     pub complaints: Vec<String>,
+    /// What cases have said of parts of them that were not run.
+    pub skipped: BTreeSet<String>,
     /// How the processes ended, if not well.
     pub exits: Vec<String>,
 }
@@ -93,7 +104,7 @@ pub(crate) fn run(plan: &Plan, command: &RankCommand, limit: impl Fn(&str) -> Du
         if *exit != Exit::Code(0) {
             report.exits.push(match plan.mode {
                 Mode::Threads => format!("the process of all ranks {exit}"),
-                Mode::Processes => format!("rank {rank} {exit}"),
+                Mode::Processes | Mode::Outer => format!("rank {rank} {exit}"),
             });
         }
     }
@@ -109,7 +120,9 @@ impl Progress {
         let Event::Line { rank, stream, text } = event else { return };
         let text = String::from_utf8_lossy(&text);
         let Some(record) = Record::parse(&text) else {
-            if stream == Stream::Stderr && !text.trim().is_empty() {
+            if let Some(what) = text.trim_end().strip_prefix(SKIPPED).filter(|_| stream == Stream::Stderr) {
+                self.report.skipped.insert(what.to_string());
+            } else if stream == Stream::Stderr && !text.trim().is_empty() {
                 if self.report.complaints.len() == KEPT_LINES {
                     self.report.complaints.remove(0);
                 }
@@ -129,11 +142,14 @@ impl Progress {
                 self.report.inside.remove(&rank);
                 self.report.endings.entry(case).or_default().insert(rank, (ending, millis));
             }
+            Record::Calls { case, calls, .. } => self.report.calls.entry(case).or_default().extend(&calls),
             Record::Stuck { rank, last_call, .. } => {
                 self.report.last_calls.insert(rank, last_call);
             }
             Record::Broken { rank, why } => self.report.broken.push(format!("rank {rank}: {why}")),
             Record::Done { .. } => self.report.done += 1,
+            Record::Played { rank, part } => self.report.played.entry(rank).or_default().extend(part),
+            Record::Table(table) => self.report.table = Some(table),
             Record::Event { .. } => {}
         }
     }
@@ -162,5 +178,21 @@ fn watch(progress: &Mutex<Progress>, over: &AtomicBool, job: &JobHandle, limit: 
             drop(progress);
             job.kill_all();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_case_skips_is_no_complaint() {
+        let mut progress = Progress::default();
+        let line = |stream, text: &str| Event::Line { rank: 0, stream, text: text.into() };
+        progress.take(line(Stream::Stderr, "skipped: the large ones"));
+        progress.take(line(Stream::Stderr, "a warning"));
+        progress.take(line(Stream::Stdout, "skipped: somebody else's words"));
+        assert_eq!(progress.report.skipped, BTreeSet::from(["the large ones".to_string()]));
+        assert_eq!(progress.report.complaints, ["[0] a warning"]);
     }
 }

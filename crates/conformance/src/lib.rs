@@ -10,7 +10,8 @@
 //! - [`runner`] plans jobs and judges them, `job` launches one and kills it when it hangs, `rank` is what runs in it; `foreign_job`
 //!   runs the suite in a job of somebody else's.
 //! - [`mutants`] are broken backends that must turn the suite red in its `self_test`; `drills` kill and stop ranks; [`clean`] looks for
-//!   what is left behind; `expectations` holds what each backend has promised.
+//!   what is left behind; `expectations` holds what each backend has promised and where it
+//!   is known to deviate; `arguments` is the whole `main` of a program for somebody else's backend.
 //!
 //! A program that offers the suite for its own backend:
 //!
@@ -42,15 +43,19 @@
 #![cfg(target_os = "linux")]
 #![deny(unsafe_code)]
 
+mod areas;
+mod arguments;
 pub mod case;
 pub mod cases;
 pub mod clean;
 pub mod ctx;
+mod differential;
 mod drills;
-mod expectations;
+pub mod expectations;
 mod foreign_job;
 mod frame;
 mod job;
+mod junit;
 pub mod mutants;
 mod number;
 pub mod operation;
@@ -63,10 +68,13 @@ pub mod report;
 pub mod runner;
 mod sample;
 mod self_test;
+mod sequences;
 mod sizes;
 mod values;
 
-pub use foreign_job::rank_main;
+pub use arguments::{rank_main, rank_main_expecting};
+pub use expectations::Expectations;
+pub use foreign_job::run_in_job;
 pub use job::RankCommand;
 pub use plan::Mode;
 pub use rank::run_planned;

@@ -41,7 +41,7 @@ pub enum Memory {
 }
 
 /// What to call, on what, and with which values.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Operation {
     /// Kind of the call.
     pub kind: OpKind,
@@ -251,7 +251,7 @@ impl Buffers {
     }
 
     /// Buffers where [`Operation::memory`] says. Collective when it is not the heap.
-    fn placed(comm: &mut Communicator, o: &Operation, input: &[u8]) -> Result<Buffers> {
+    pub(crate) fn placed(comm: &mut Communicator, o: &Operation, input: &[u8]) -> Result<Buffers> {
         let (me, members) = (comm.rank(), comm.size());
         let mut place = |count: &dyn Fn(usize) -> usize, allocated: bool| -> Result<Frame> {
             if !allocated {
@@ -311,7 +311,7 @@ pub fn inputs(o: &Operation, seed: u64, members: usize) -> Vec<Vec<u8>> {
 
 /// Calls the operation and checks everything that can be seen of it on this rank.
 pub fn verify(ctx: &mut Ctx<'_>, comm: &mut Communicator, o: &Operation) -> CaseResult {
-    let inputs = inputs(o, ctx.next_seed(), comm.size());
+    let inputs = inputs(o, ctx.seed_within(comm.group()), comm.size());
     verify_with(ctx, comm, o, &inputs).map(drop)
 }
 
@@ -327,10 +327,11 @@ pub fn verify_with(
     ctx.pause();
     let called = Buffers::placed(comm, o, &inputs[me])
         .and_then(|mut buffers| perform(comm, o, &mut buffers.src, &mut buffers.dst).map(|()| buffers));
-    called
+    let result = called
         .map_err(Failure::from)
         .and_then(|buffers| check_result(ctx, comm, o, inputs, &buffers))
-        .map_err(|failure| failure.within(&o.describe(comm)))
+        .map_err(|failure| failure.within(&o.describe(comm)));
+    ctx.judged(comm.size(), o, result, || oracle::expected(o, inputs, me).unwrap_or_default())
 }
 
 /// The result of a call that returned `Ok`, against the oracle.
@@ -343,20 +344,29 @@ pub fn check_result(
 ) -> CaseResult<Vec<u8>> {
     let me = comm.rank();
     buffers.check_surroundings(o, &inputs[me])?;
+    let result = result_of(o, me, buffers.src.bytes(), buffers.dst.bytes());
+    judge(o, inputs, me, result, ctx.is_fixed())?;
+    Ok(result.to_vec())
+}
+
+/// Where the result of the member at `me` lies in its buffers.
+pub(crate) fn result_of<'b>(o: &Operation, me: usize, src: &'b [u8], dst: &'b [u8]) -> &'b [u8] {
+    if o.kind != OpKind::ReduceScatter || !o.in_place {
+        return dst;
+    }
     let size = elem_size(o.dtype);
-    let result = if o.kind == OpKind::ReduceScatter && o.in_place {
-        let slot = o.slot(me) * size;
-        &buffers.src.bytes()[slot..slot + o.count * size]
-    } else {
-        buffers.dst.bytes()
-    };
+    &src[o.slot(me) * size..][..o.count * size]
+}
+
+/// The result of the member at `me`, against the oracle.
+pub(crate) fn judge(o: &Operation, inputs: &[Vec<u8>], me: usize, result: &[u8], fixed: bool) -> CaseResult {
     match oracle::expected(o, inputs, me) {
-        Some(want) => compare(o, result, &want, ctx.is_fixed())?,
+        Some(want) => compare(o, result, &want, fixed),
         None => {
-            ensure!(result.iter().all(|byte| *byte == POISON), "the destination of a rank that has none was written")
+            ensure!(result.iter().all(|byte| *byte == POISON), "the destination of a rank that has none was written");
+            Ok(())
         }
     }
-    Ok(result.to_vec())
 }
 
 /// Whether `got` is `want`. Movement: bit for bit. Reductions: any NaN for a NaN unless `fixed`; the mean and the scaled

@@ -95,7 +95,11 @@ pub(crate) fn expected(operation: &Operation, inputs: &[Vec<u8>], me: usize) -> 
     let root = operation.root;
     let reduced = |range: std::ops::Range<usize>| {
         let parts: Vec<&[u8]> = inputs.iter().map(|input| &input[range.start * size..range.end * size]).collect();
-        fold(operation.dtype, operation.op.unwrap_or_default(), &parts)
+        match (operation.op.unwrap_or_default(), &parts[..]) {
+            // A group of one copies: NaNs keep their payloads.
+            (op, [only]) if !matches!(op, ReduceOp::PreMulSum(_)) => only.to_vec(),
+            (op, parts) => fold(operation.dtype, op, parts),
+        }
     };
     let part = |input: &[u8], start: usize, count: usize| input[start * size..(start + count) * size].to_vec();
     let before = |position: usize| operation.counts[..position].iter().map(|c| c * operation.width).sum::<usize>();
@@ -149,6 +153,15 @@ mod tests {
         assert_eq!(fold(DType::U8, ReduceOp::Sum, &[&[200], &[100]]), [44]);
         assert_eq!(fold(DType::I8, ReduceOp::Max, &[&[0x80], &[1]]), [1]);
         assert_eq!(fold(DType::U8, ReduceOp::Max, &[&[0x80], &[1]]), [0x80]);
+    }
+
+    #[test]
+    fn a_group_of_one_keeps_the_payload_of_a_nan() {
+        let mut operation = Operation::new(OpKind::AllReduce, DType::F16);
+        (operation.op, operation.count) = (Some(ReduceOp::Max), 1);
+        let payload = vec![0x01, 0xFE];
+        assert_eq!(expected(&operation, std::slice::from_ref(&payload), 0).unwrap(), payload);
+        assert_eq!(expected(&operation, &[payload.clone(), payload], 0).unwrap(), [0x00, 0x7E]);
     }
 
     #[test]

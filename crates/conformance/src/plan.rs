@@ -1,5 +1,7 @@
 //! What a job of the suite is told, and what its ranks tell back: JSON in one environment variable and on stdout.
 
+use crate::expectations::{CallLog, Deviation, Promise};
+use crate::sequences::{Form, PlayedPart, TablePart};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 
@@ -15,14 +17,20 @@ pub enum Mode {
     Threads,
     /// A process each.
     Processes,
+    /// Started by somebody else: the suite runs inside their job.
+    Outer,
 }
 
 impl Mode {
+    /// Every mode.
+    pub const ALL: [Mode; 3] = [Mode::Threads, Mode::Processes, Mode::Outer];
+
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Threads => "threads",
             Mode::Processes => "processes",
+            Mode::Outer => "outer",
         }
     }
 }
@@ -34,8 +42,23 @@ pub(crate) enum Role {
     Cases(Vec<String>),
     /// Play their part in a drill.
     Drill(DrillPart),
+    /// Play a sequence.
+    Script(ScriptPart),
+    /// Say what the capability table holds.
+    Describe,
     /// Launch the ranks of another plan and wait for them: a launcher that can be killed.
     Launcher(Box<Plan>),
+}
+
+/// One sequence, as its ranks see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ScriptPart {
+    /// Where the text is.
+    pub path: String,
+    /// How to make the calls and record their results, instead of judging them.
+    pub form: Option<Form>,
+    /// Deadline of a call, in seconds.
+    pub call_seconds: u64,
 }
 
 /// One drill, as its ranks see it.
@@ -74,6 +97,10 @@ pub(crate) struct Plan {
     pub full: bool,
     /// Seconds that a case may take, instead of its own.
     pub case_seconds: Option<u64>,
+    /// What the backend has promised.
+    pub promise: Option<Promise>,
+    /// Deviations of calls that apply in this job, by position in the list of the backend.
+    pub deviations: Vec<(usize, Deviation)>,
 }
 
 /// How a case ended on one rank.
@@ -111,6 +138,15 @@ pub(crate) enum Record {
         /// Milliseconds it took.
         millis: u64,
     },
+    /// The case made calls that are known to deviate; before its `End`.
+    Calls {
+        /// Global rank.
+        rank: usize,
+        /// Id of the case.
+        case: String,
+        /// Which.
+        calls: CallLog,
+    },
     /// The rank has been in a case for longer than the case may take.
     Stuck {
         /// Global rank.
@@ -132,6 +168,15 @@ pub(crate) enum Record {
         /// Global rank.
         rank: usize,
     },
+    /// Something of a sequence has been played.
+    Played {
+        /// Global rank.
+        rank: usize,
+        /// What.
+        part: PlayedPart,
+    },
+    /// What the capability table holds.
+    Table(TablePart),
     /// Something happened in a drill.
     Event {
         /// Global rank.

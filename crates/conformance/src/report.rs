@@ -1,10 +1,15 @@
 //! Results and how they are printed.
 
+use crate::areas::Areas;
+use crate::ctx::SKIPPED;
+use crate::junit::Junit;
 use crate::plan::Mode;
+use crate::runner::Options;
 use rankwise_core::{Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
+use std::time::Instant;
 
 /// The result of one case in one world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -14,6 +19,8 @@ pub enum Verdict {
     Pass,
     /// Not as it must be, on some rank.
     Fail,
+    /// Not as it must be, and listed as a known deviation.
+    Known,
     /// Not offered, and properly refused on all ranks.
     Unsupported,
     /// The case does not apply to this world.
@@ -49,36 +56,66 @@ pub enum Format {
     /// For people.
     #[default]
     Text,
-    /// One JSON object a line for every case, world and mode; the summary line stays plain.
+    /// One JSON object a line: a `header`, one for every case, world and mode, and a `summary`.
     Json,
 }
 
 /// What a run found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Summary {
     /// Passed cases, counted per backend, mode and world.
     pub passed: usize,
     /// Failed ones.
     pub failed: usize,
+    /// Failed ones that are listed as known deviations.
+    pub known: usize,
     /// Unsupported and inapplicable ones.
     pub skipped: usize,
 }
 
 /// Prints results as they come and counts them.
 pub struct Reporter<'a> {
-    out: &'a mut dyn Write,
+    out: &'a mut (dyn Write + Send),
     format: Format,
     summary: Summary,
     /// By case and reason: the places.
     places: BTreeMap<(String, String), Vec<String>>,
+    areas: Areas,
+    junit: Option<Junit>,
+    start: Instant,
     /// Why the report can't be written, once it can't.
     unwritable: Option<io::Error>,
 }
 
 impl<'a> Reporter<'a> {
     /// A reporter that writes to `out`.
-    pub fn new(out: &'a mut dyn Write, format: Format) -> Reporter<'a> {
-        Reporter { out, format, summary: Summary::default(), places: BTreeMap::new(), unwritable: None }
+    pub fn new(out: &'a mut (dyn Write + Send), format: Format) -> Reporter<'a> {
+        let (summary, places, areas) = (Summary::default(), BTreeMap::new(), Areas::default());
+        Reporter { out, format, summary, places, areas, junit: None, start: Instant::now(), unwritable: None }
+    }
+
+    /// What this run is: the first object in JSON, and the properties of the JUnit file, which is made now. An error when it
+    /// can't be made.
+    pub fn begin(&mut self, options: &Options) -> Result<()> {
+        let version = env!("CARGO_PKG_VERSION");
+        let modes: Vec<&str> = options.modes.iter().map(|mode| mode.name()).collect();
+        if self.format == Format::Json {
+            let header = serde_json::json!({ "header": {
+                "program": "rankwise conformance", "version": version, "seed": options.seed, "full": options.full,
+                "backends": options.backends, "modes": modes, "ranks": options.ranks,
+            }});
+            self.line(&header.to_string());
+        }
+        let Some(path) = &options.junit else { return Ok(()) };
+        let properties = [("version", version.to_string()), ("seed", options.seed.to_string())];
+        let properties = properties.map(|(name, value)| (name.to_string(), value)).to_vec();
+        let cannot = |error| {
+            let text =
+                format!("cannot write the JUnit file {}; name a regular file in a folder that exists", path.display());
+            Error::config(text).with_source(error)
+        };
+        self.junit = Some(Junit::create(path, properties).map_err(cannot)?);
+        Ok(())
     }
 
     /// A line for people only.
@@ -88,11 +125,24 @@ impl<'a> Reporter<'a> {
         }
     }
 
+    /// A part of a case that was not run, and why; on standard error in JSON, which has no line for it.
+    pub(crate) fn say_skipped(&mut self, what: &str) {
+        match self.format {
+            Format::Text => self.line(&format!("{SKIPPED}{what}")),
+            Format::Json => eprintln!("{SKIPPED}{what}"),
+        }
+    }
+
     /// One result: counted; printed when it failed, or in JSON.
     pub fn add(&mut self, report: &CaseReport) {
+        self.areas.add(report);
+        if let Some(Err(error)) = self.junit.as_mut().map(|junit| junit.add(report)) {
+            self.unwritable.get_or_insert(error);
+        }
         match report.result {
             Verdict::Pass => self.summary.passed += 1,
             Verdict::Fail => self.summary.failed += 1,
+            Verdict::Known => self.summary.known += 1,
             Verdict::Unsupported | Verdict::Inapplicable => {
                 self.summary.skipped += 1;
                 let place = format!("{}{}", report.ranks, report.mode.map_or("", |m| &m.name()[..1]));
@@ -105,10 +155,11 @@ impl<'a> Reporter<'a> {
                 let text = serde_json::to_string(report).unwrap_or_default();
                 self.line(&text);
             }
-            Format::Text if report.result == Verdict::Fail => {
+            Format::Text if matches!(report.result, Verdict::Fail | Verdict::Known) => {
                 let mode = report.mode.map_or("", Mode::name);
+                let word = if report.result == Verdict::Fail { "FAIL" } else { "KNOWN" };
                 self.line(&format!(
-                    "FAIL {} {} {mode} {} ranks: {}: {}",
+                    "{word} {} {} {mode} {} ranks: {}: {}",
                     report.case, report.backend, report.ranks, report.title, report.detail
                 ));
             }
@@ -130,14 +181,30 @@ impl<'a> Reporter<'a> {
         for ((why, places), cases) in cases {
             self.say(&format!("skipped: {why} (ranks {places}): {}", cases.join(" ")));
         }
-        let Summary { passed, failed, skipped } = self.summary;
-        self.line(&format!("{passed} passed, {failed} failed, {skipped} skipped"));
+        let table = self.areas.text();
+        table.lines().for_each(|line| self.say(line));
+        if let Some(Err(error)) = self.junit.as_mut().map(Junit::finish) {
+            self.unwritable.get_or_insert(error);
+        }
+        if self.format == Format::Json {
+            let seconds = self.start.elapsed().as_secs_f64();
+            let summary = serde_json::json!({ "summary": self.summary, "seconds": seconds });
+            self.line(&summary.to_string());
+            self.check()?;
+            return Ok(self.summary);
+        }
+        let Summary { passed, failed, known, skipped } = self.summary;
+        let known = if known > 0 { format!(", known deviations: {known}") } else { String::new() };
+        self.line(&format!("{passed} passed, {failed} failed, {skipped} skipped{known}"));
         self.check()?;
         Ok(self.summary)
     }
 
     /// Fails once a line could not be written: nothing that runs after that would be seen.
     pub fn check(&mut self) -> Result<()> {
+        if let Some(Err(error)) = self.junit.as_mut().map(Junit::catch_up) {
+            self.unwritable.get_or_insert(error);
+        }
         self.unwritable.take().map_or(Ok(()), |error| {
             Err(Error::config("the report can't be written; see where the output goes").with_source(error))
         })
@@ -199,11 +266,15 @@ mod tests {
     fn json_has_an_object_for_every_result() {
         let mut out = Vec::new();
         let mut reporter = Reporter::new(&mut out, Format::Json);
+        reporter.begin(&Options { seed: 5, ..Options::default() }).unwrap();
         reporter.add(&report(Verdict::Pass));
         reporter.finish().unwrap();
         let text = String::from_utf8(out).unwrap();
-        let first: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
-        assert_eq!(first["result"], "PASS");
-        assert_eq!(first["mode"], "threads");
+        let objects: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(objects.len(), 3, "{text}");
+        assert_eq!(objects[0]["header"]["seed"], 5);
+        assert_eq!(objects[1]["result"], "PASS");
+        assert_eq!(objects[1]["mode"], "threads");
+        assert_eq!(objects[2]["summary"]["passed"], 1);
     }
 }

@@ -7,8 +7,8 @@ use rankwise_core::{DType, ReduceOp};
 /// Which values a rank contributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// `(31 * rank + 7 * index) mod P`, with every partial sum exactly representable; integers use their whole range
-    /// and wrap.
+    /// `(31 * rank + 7 * index + seed) mod P`, with every partial sum exactly representable; integers use their whole range
+    /// and wrap. Other seeds give other results, or a result of another call would not show.
     Exact,
     /// 1 or 2, with every product exactly representable.
     Powers,
@@ -37,6 +37,7 @@ pub(crate) fn fill(pattern: Pattern, dtype: DType, seed: u64, rank: usize, membe
     let size = elem_size(dtype);
     let mut bytes = Vec::with_capacity(count * size);
     let prime = exact_prime(dtype, members);
+    let shift = (mix(seed) % 100_003) as usize;
     for index in 0..count {
         let element = match pattern {
             _ if dtype == DType::Opaque => {
@@ -45,8 +46,9 @@ pub(crate) fn fill(pattern: Pattern, dtype: DType, seed: u64, rank: usize, membe
                 bytes.extend(&random.next_u64().to_ne_bytes()[..size - 8]);
                 continue;
             }
-            Pattern::Exact => exact(dtype, rank, index, members, prime),
+            Pattern::Exact => exact(dtype, rank, index + shift, members, prime),
             Pattern::Powers => {
+                let index = index + shift;
                 let two = (31 * rank + 7 * index) % members.max(1) < index % 8;
                 number(dtype, if two { 2 } else { 1 })
             }
@@ -174,7 +176,8 @@ mod tests {
     fn exact_sums_stay_within_the_limit_of_the_type() {
         for dtype in DType::NUMERIC.into_iter().filter(|dtype| dtype.is_float()) {
             for members in [1, 2, 3, 4, 5, 7, 8, 13] {
-                let parts: Vec<_> = (0..members).map(|r| fill(Pattern::Exact, dtype, 1, r, members, 100)).collect();
+                let seed = members as u64;
+                let parts: Vec<_> = (0..members).map(|r| fill(Pattern::Exact, dtype, seed, r, members, 100)).collect();
                 let size = elem_size(dtype);
                 let mut seen = std::collections::BTreeSet::new();
                 for index in 0..100 {
@@ -190,6 +193,17 @@ mod tests {
                     seen.insert(sum as i64);
                 }
                 assert!(seen.len() > 1, "{dtype} {members}: the sum must vary with the index");
+            }
+        }
+    }
+
+    #[test]
+    fn the_seed_changes_what_a_call_gives() {
+        for pattern in [Pattern::Exact, Pattern::Powers] {
+            for dtype in [DType::F32, DType::I32, DType::U8] {
+                let values = |seed| fill(pattern, dtype, seed, 1, 3, 24);
+                assert_eq!(values(5), values(5));
+                assert_ne!(values(5), values(6), "{pattern:?} {dtype}");
             }
         }
     }

@@ -80,9 +80,3 @@ fn tensor_parallel_mlp_prints_the_same_for_every_number_of_ranks() {
         assert_eq!(run("tensor_parallel_mlp", n), alone, "{n} ranks");
     }
 }
-
-#[test]
-fn board_backend() {
-    let lines = run("board_backend", 1);
-    assert!(matches!(&lines[..], [(0, line)] if line.ends_with("as they should be")), "{lines:?}");
-}

@@ -1,5 +1,6 @@
 //! What the environment says about this process: a pure function over a map, so that every case is a row of a test.
 
+use crate::launchers::{Announced, Claim, LAUNCHERS};
 use rankwise_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -13,7 +14,7 @@ pub const LAUNCH_VARIABLES: [(&str, &str); 9] = [
     (WORLD_SIZE, "number of ranks of the job"),
     (LOCAL_RANK, "rank among those of this host"),
     (LOCAL_SIZE, "number of ranks on this host"),
-    (JOB_ID, "128-bit job id in hexadecimal"),
+    (JOB_ID, "128-bit job id in hexadecimal; under another launcher any text that all ranks of the job share"),
     (CONTROL_FD, "inherited descriptor of the socket to the launcher"),
     (LIFE_FD, "inherited descriptor of the file whose record locks show who lives"),
     (PROTOCOL_VERSION, "version of this protocol"),
@@ -31,14 +32,21 @@ pub(crate) const PROTOCOL_VERSION: &str = "RANKWISE_PROTOCOL";
 pub(crate) const CPUS: &str = "RANKWISE_CPUS";
 
 const HOW: &str = "start the program with `rankwise launch -n N -- PROGRAM`";
+const HOW_LAUNCHED: &str =
+    "start the program with `rankwise launch -n N -- PROGRAM`, or unset the variables RANKWISE_*";
+
+/// The source of a rank that nobody started.
+pub(crate) const ALONE: &str = "alone";
 
 /// How this process was started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// By nobody we know: a world of one.
-    Alone,
+    /// By nobody we know, or as the only one: a world of one.
+    Alone { source: &'static str },
     /// By our launcher.
     Launched(Launched),
+    /// By another launcher, all ranks on this host; `key` is what they share and no other job has.
+    Met { claim: Claim, key: String },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,24 +61,81 @@ pub(crate) struct Launched {
     pub(crate) cpus: Option<usize>,
 }
 
-/// Reads the variables that concern joining.
-pub(crate) fn origin(variables: &HashMap<String, String>) -> Result<Origin> {
+/// Reads the variables that concern joining: the first complete set counts. `pmi_server` describes the process behind a
+/// socket, see `Launcher::job_key`.
+pub(crate) fn origin(
+    variables: &HashMap<String, String>,
+    pmi_server: impl FnOnce(i32) -> Option<String>,
+) -> Result<Origin> {
     // A job id and a CPU count may be set by hand for other purposes; they alone announce nothing.
-    let announced = [RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE, CONTROL_FD, LIFE_FD, PROTOCOL_VERSION]
-        .into_iter()
-        .find(|name| variables.contains_key(*name));
-    match announced {
-        Some(name) => launched(variables, name).map(Origin::Launched),
-        None => foreign_launcher(variables).map(|()| Origin::Alone),
+    let ours = [RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_SIZE, CONTROL_FD, LIFE_FD, PROTOCOL_VERSION];
+    let announced = ours.into_iter().find(|name| variables.contains_key(*name));
+    let missing = ours.into_iter().chain([JOB_ID]).find(|name| !variables.contains_key(*name));
+    if announced.is_some() && missing.is_none() {
+        return launched(variables).map(Origin::Launched);
     }
+    let mut half = announced.zip(missing).map(|(set, missing)| incomplete(set, missing, HOW_LAUNCHED));
+    let mut complete: Vec<Claim> = Vec::new();
+    for launcher in LAUNCHERS {
+        match launcher.read(variables) {
+            Ok(Announced::Nothing) => {}
+            Ok(Announced::Half { set, missing }) => {
+                half.get_or_insert_with(|| incomplete(set, missing, launcher.advice()));
+            }
+            Ok(Announced::Complete(claim)) => complete.push(claim),
+            // What a later set says is of no concern once one is complete.
+            Err(_) if !complete.is_empty() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let mut complete = complete.into_iter();
+    let Some(claim) = complete.next() else {
+        return half.map_or(Ok(Origin::Alone { source: ALONE }), Err);
+    };
+    if let Some(half) = half {
+        tracing::warn!(source = claim.launcher.source(), ignored = half.message(), "an incomplete set is ignored");
+    }
+    for other in complete.filter(|other| (other.rank, other.size) != (claim.rank, claim.size)) {
+        tracing::warn!(
+            source = claim.launcher.source(),
+            "this is rank {} of {}; {} say rank {} of {}, which is ignored",
+            claim.rank,
+            claim.size,
+            other.launcher.source(),
+            other.rank,
+            other.size
+        );
+    }
+    placed(claim, variables, pmi_server)
 }
 
-fn launched(variables: &HashMap<String, String>, announced: &str) -> Result<Launched> {
-    let text = |name: &str| {
-        variables.get(name).map(String::as_str).ok_or_else(|| {
-            Error::config(format!("{announced} is set but {name} is not; {HOW}, or unset the variables RANKWISE_*"))
-        })
-    };
+fn placed(
+    claim: Claim,
+    variables: &HashMap<String, String>,
+    pmi_server: impl FnOnce(i32) -> Option<String>,
+) -> Result<Origin> {
+    let source = claim.launcher.source();
+    if claim.size == 1 {
+        return Ok(Origin::Alone { source });
+    }
+    if claim.local_size < claim.size {
+        let kind = ErrorKind::Unsupported {
+            function: "ranks on several hosts".into(),
+            needs: format!("all ranks on one host in this version ({source})"),
+            have: format!("{} of {} ranks here", claim.local_size, claim.size),
+        };
+        return Err(Error::new(kind, "start all ranks on one host"));
+    }
+    let key = claim.launcher.job_key(variables, pmi_server)?;
+    Ok(Origin::Met { claim, key })
+}
+
+fn incomplete(set: &str, missing: &str, advice: &str) -> Error {
+    Error::config(format!("{set} is set but {missing} is not; {advice}"))
+}
+
+fn launched(variables: &HashMap<String, String>) -> Result<Launched> {
+    let text = |name: &str| variables.get(name).map(String::as_str).ok_or_else(|| incomplete(RANK, name, HOW_LAUNCHED));
     let theirs = text(PROTOCOL_VERSION)?;
     if theirs != PROTOCOL {
         let kind =
@@ -119,7 +184,7 @@ fn launched(variables: &HashMap<String, String>, announced: &str) -> Result<Laun
     Ok(launched)
 }
 
-fn number<T: FromStr>(name: &str, text: &str) -> Result<T> {
+pub(crate) fn number<T: FromStr>(name: &str, text: &str) -> Result<T> {
     text.parse().map_err(|_| Error::config(format!("{name} is `{}`, not a whole number; {HOW}", printable(text))))
 }
 
@@ -130,62 +195,15 @@ fn descriptor(name: &str, text: &str) -> Result<i32> {
     }
 }
 
-fn below(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<usize> {
+pub(crate) fn below(name: &str, value: usize, limit_name: &str, limit: usize) -> Result<usize> {
     if value < limit {
         return Ok(value);
     }
     Err(Error::config(format!("{name} is {value}, but {limit_name} is {limit}: ranks are 0 to size - 1; {HOW}")))
 }
 
-/// An error when another launcher started several processes: each would silently be a world of its own.
-fn foreign_launcher(variables: &HashMap<String, String>) -> Result<()> {
-    let refuse = |launcher: &str, name: &str, size: usize| {
-        Err(Error::config(format!(
-            "{name}={size} says that {launcher} started {size} processes, but this version joins only what \
-             `rankwise launch` started: run `rankwise launch -n {size} -- PROGRAM` instead of {launcher}, or unset {name} \
-             to run alone"
-        )))
-    };
-    let torch = "torchrun";
-    match (variables.get("RANK"), variables.get("WORLD_SIZE")) {
-        (Some(rank), Some(size)) => {
-            let size: usize = number("WORLD_SIZE", size)?;
-            below("RANK", number("RANK", rank)?, "WORLD_SIZE", size)?;
-            if size > 1 {
-                return refuse(torch, "WORLD_SIZE", size);
-            }
-        }
-        (None, Some(size)) if size.trim() != "1" => {
-            return Err(Error::config(format!(
-                "WORLD_SIZE is set but RANK is not, so {torch}'s set is incomplete; {HOW}, or unset WORLD_SIZE"
-            )));
-        }
-        (Some(_), None) => {
-            return Err(Error::config(format!(
-                "RANK is set but WORLD_SIZE is not, so {torch}'s set is incomplete; {HOW}, or unset RANK"
-            )));
-        }
-        _ => {}
-    }
-    let slurm_step = variables.contains_key("SLURM_STEP_ID");
-    for (launcher, name, inside) in [
-        ("mpirun", "OMPI_COMM_WORLD_SIZE", true),
-        ("mpiexec", "PMI_SIZE", true),
-        // Without a step this is the shell of an allocation, not a task.
-        ("srun", "SLURM_NTASKS", slurm_step),
-    ] {
-        if let Some(size) = variables.get(name).filter(|_| inside) {
-            let size: usize = number(name, size)?;
-            if size > 1 {
-                return refuse(launcher, name, size);
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Text from the environment, safe and short enough for an error message.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().take(64).flat_map(char::escape_debug).collect()
 }
 
@@ -194,9 +212,9 @@ pub(crate) fn of_this_process() -> HashMap<String, String> {
     std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| {
-            ["RANKWISE_", "OMPI_COMM_WORLD_", "PMI_", "SLURM_"].iter().any(|prefix| name.starts_with(prefix))
-                || name == "RANK"
-                || name == "WORLD_SIZE"
+            let prefixes = ["RANKWISE_", "OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCAL", "SLURM_", "TORCHELASTIC_"];
+            let names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+            prefixes.iter().any(|prefix| name.starts_with(prefix)) || names.contains(&name.as_str())
         })
         .collect()
 }
@@ -230,6 +248,14 @@ mod tests {
         variables
     }
 
+    fn read(variables: &HashMap<String, String>) -> Result<Origin> {
+        origin(variables, |_| None)
+    }
+
+    fn said(pairs: &[(&str, &str)]) -> Result<Origin> {
+        read(&map(pairs))
+    }
+
     #[test]
     fn a_full_set_is_read() {
         let expected = Launched {
@@ -242,9 +268,9 @@ mod tests {
             life_fd: 8,
             cpus: Some(2),
         };
-        assert_eq!(origin(&map(&FULL)).unwrap(), Origin::Launched(expected.clone()));
+        assert_eq!(read(&map(&FULL)).unwrap(), Origin::Launched(expected.clone()));
         let foreign_too = [FULL.to_vec(), vec![("RANK", "0"), ("WORLD_SIZE", "9")]].concat();
-        assert_eq!(origin(&map(&foreign_too)).unwrap(), Origin::Launched(expected));
+        assert_eq!(read(&map(&foreign_too)).unwrap(), Origin::Launched(expected));
     }
 
     #[test]
@@ -260,14 +286,14 @@ mod tests {
             &[("SLURM_NTASKS", "8")],
             &[("SLURM_NTASKS", "1"), ("SLURM_STEP_ID", "0")],
         ] {
-            assert_eq!(origin(&map(row)).unwrap(), Origin::Alone, "{row:?}");
+            assert!(matches!(said(row).unwrap(), Origin::Alone { .. }), "{row:?}");
         }
     }
 
     #[test]
     fn every_missing_variable_is_named() {
         for (name, _) in FULL.iter().filter(|(name, _)| *name != CPUS) {
-            let error = origin(&full_with(name, None)).unwrap_err();
+            let error = read(&full_with(name, None)).unwrap_err();
             assert_eq!(error.kind(), &ErrorKind::Config);
             assert!(error.message().contains(&format!("but {name} is not")), "{error}");
             assert!(error.message().contains("rankwise launch"), "{error}");
@@ -296,7 +322,7 @@ mod tests {
             (LIFE_FD, "fd"),
             (CPUS, "many"),
         ] {
-            let error = origin(&full_with(name, Some(value))).unwrap_err();
+            let error = read(&full_with(name, Some(value))).unwrap_err();
             assert_eq!(error.kind(), &ErrorKind::Config, "{name}={value}");
             assert!(error.message().contains(name), "{name}={value}: {error}");
         }
@@ -304,27 +330,8 @@ mod tests {
 
     #[test]
     fn another_protocol_is_refused_with_both_values() {
-        let error = origin(&full_with(PROTOCOL_VERSION, Some("0"))).unwrap_err();
+        let error = read(&full_with(PROTOCOL_VERSION, Some("0"))).unwrap_err();
         let expected = ErrorKind::Refused { key: PROTOCOL_VERSION.into(), ours: PROTOCOL.into(), theirs: "0".into() };
         assert_eq!(error.kind(), &expected);
-    }
-
-    #[test]
-    fn other_launchers_are_refused() {
-        for (row, named) in [
-            (&[("RANK", "0"), ("WORLD_SIZE", "2")][..], "torchrun"),
-            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2"),
-            (&[("WORLD_SIZE", "2")], "RANK is not"),
-            (&[("RANK", "0")], "WORLD_SIZE is not"),
-            (&[("RANK", "0"), ("WORLD_SIZE", "two")], "WORLD_SIZE is `two`"),
-            (&[("OMPI_COMM_WORLD_SIZE", "3")], "mpirun"),
-            (&[("PMI_SIZE", "3")], "mpiexec"),
-            (&[("SLURM_NTASKS", "3"), ("SLURM_STEP_ID", "0")], "srun"),
-        ] {
-            let error = origin(&map(row)).unwrap_err();
-            assert_eq!(error.kind(), &ErrorKind::Config, "{row:?}");
-            assert!(error.message().contains(named), "{row:?}: {error}");
-            assert!(error.message().contains("rankwise launch") || named.contains('`'), "{row:?}: {error}");
-        }
     }
 }

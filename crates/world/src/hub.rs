@@ -1,13 +1,18 @@
-//! The launcher's end of the store: one thread that serves the sockets of all ranks.
+//! The store's end of the sockets of all ranks: one thread, in the launcher, or in rank 0 where another launcher started
+//! the job.
 //!
 //! It never blocks on a rank: replies queue up per rank, and a rank that does not read its replies is not read from.
 
+mod guests;
+
+use crate::door::Door;
 use crate::environment::PROTOCOL;
 use crate::failure::{Cause, Failure, RankEnd};
 use crate::life::LifeFile;
 use crate::limits::refused_by_system;
 use crate::packet_socket::{self, PacketBuffer, ReceiveError};
-use crate::table::{Answer, Reply, Table};
+use crate::roll_call;
+use crate::table::{Answer, Reply, Request, Table};
 use crate::wire::{self, Frame, ItemPackets, MAX_RANKS, Packet};
 use rankwise_core::{Error, ErrorKind, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -15,7 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -41,6 +46,16 @@ struct Shared {
     wake: OwnedFd,
     inbox: Mutex<Inbox>,
     life: LifeFile,
+    refusal: OnceLock<Refusal>,
+}
+
+/// A rank that was sent away because it differs: the values of the meeting place and of the rank.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    pub(crate) rank: usize,
+    pub(crate) key: String,
+    pub(crate) here: String,
+    pub(crate) there: String,
 }
 
 #[derive(Default)]
@@ -52,43 +67,49 @@ struct Inbox {
 impl Hub {
     /// Starts the thread; returns the ranks' ends of the sockets too, to be inherited and then closed here.
     pub(crate) fn start(size: usize) -> Result<(Hub, Vec<OwnedFd>)> {
-        if size == 0 || size > MAX_RANKS {
-            return Err(Error::invalid(format!("a job has 1 to {MAX_RANKS} ranks, not {size}")));
-        }
-        let failed = |what: &str| {
-            let what = what.to_string();
-            move |errno: Errno| match errno {
-                Errno::MFILE | Errno::NFILE => {
-                    let have = crate::limits::descriptors();
-                    let need = crate::limits::descriptors_needed(size);
-                    let kind = ErrorKind::Limit { which: "RLIMIT_NOFILE".into(), have, need };
-                    Error::new(kind, "the launcher has no descriptor left; raise the limit (ulimit -n)")
-                }
-                errno => Error::config(format!("cannot make {what}")).with_source(errno),
-            }
-        };
-        let life = LifeFile::create(size).map_err(failed("the life file"))?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(failed("an eventfd"))?;
-        let mut ours = Vec::with_capacity(size);
-        let mut theirs = Vec::with_capacity(size);
-        for _ in 0..size {
-            let (a, b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-                .map_err(failed("a socket for every rank"))?;
-            ours.push(Seat { socket: Some(a), ..Seat::default() });
-            theirs.push(b);
-        }
-        let shared = Arc::new(Shared { wake, inbox: Mutex::default(), life });
-        let server = Server { table: Table::new(size), seats: ours, shared: shared.clone(), next_look: Instant::now() };
+        check_size(size)?;
+        let pairs = (0..size).map(|_| pair(size)).collect::<Result<Vec<_>>>()?;
+        let (ours, theirs): (Vec<OwnedFd>, Vec<OwnedFd>) = pairs.into_iter().unzip();
+        let seats = ours.into_iter().map(|socket| Seat { socket: Some(socket), ..Seat::default() }).collect();
+        Ok((Hub::serve(seats, None)?, theirs))
+    }
+
+    /// Starts the thread within rank 0, for ranks that come through a door; returns rank 0's own end.
+    pub(crate) fn open(size: usize, job: u128, door: Door) -> Result<(Hub, OwnedFd)> {
+        check_size(size)?;
+        let (ours, own) = pair(size)?;
+        let mut seats: Vec<Seat> = (0..size).map(|_| Seat::default()).collect();
+        seats[HOST] = Seat { socket: Some(ours), pid: std::process::id(), ..Seat::default() };
+        Ok((Hub::serve(seats, Some(Host { job, door: Some(door) }))?, own))
+    }
+
+    fn serve(seats: Vec<Seat>, host: Option<Host>) -> Result<Hub> {
+        let size = seats.len();
+        let life = LifeFile::create(size).map_err(|errno| cannot_make("the life file", size, errno))?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|errno| cannot_make("an eventfd", size, errno))?;
+        let shared = Arc::new(Shared { wake, inbox: Mutex::default(), life, refusal: OnceLock::new() });
+        let server = Server { table: Table::new(size), seats, host, shared: shared.clone(), next_look: Instant::now() };
         let thread = thread::Builder::new()
             .name("rankwise-hub".into())
             .spawn(move || server.run())
-            .map_err(|error| refused_by_system("start the launcher's thread", size, error))?;
-        Ok((Hub { shared, thread: Some(thread) }, theirs))
+            .map_err(|error| refused_by_system("start the thread that serves the store", size, error))?;
+        Ok(Hub { shared, thread: Some(thread) })
+    }
+
+    /// The first rank that was sent away because it differs.
+    pub(crate) fn refusal(&self) -> Option<&Refusal> {
+        self.shared.refusal.get()
     }
 
     /// The file that the ranks hold their life locks on; to be inherited.
     pub(crate) fn life(&self) -> BorrowedFd<'_> {
         self.shared.life.as_fd()
+    }
+
+    /// The same for a rank within this process.
+    pub(crate) fn duplicate_life(&self) -> Result<OwnedFd> {
+        self.shared.life.duplicate().map_err(|errno| cannot_make("a descriptor of the life file", 1, errno))
     }
 
     /// Says how a rank ended.
@@ -100,6 +121,31 @@ impl Hub {
     fn tell(&self, change: impl FnOnce(&mut Inbox)) {
         change(&mut self.shared.inbox.lock().unwrap_or_else(PoisonError::into_inner));
         let _ = rustix::io::write(&self.shared.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+fn check_size(size: usize) -> Result<()> {
+    if size == 0 || size > MAX_RANKS {
+        return Err(Error::invalid(format!("a job has 1 to {MAX_RANKS} ranks on a host, not {size}")));
+    }
+    Ok(())
+}
+
+/// A socket for a rank: the hub's end and the rank's.
+fn pair(size: usize) -> Result<(OwnedFd, OwnedFd)> {
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| cannot_make("a socket for every rank", size, errno))
+}
+
+fn cannot_make(what: &str, size: usize, errno: Errno) -> Error {
+    match errno {
+        Errno::MFILE | Errno::NFILE => {
+            let have = crate::limits::descriptors();
+            let need = crate::limits::descriptors_needed(size);
+            let kind = ErrorKind::Limit { which: "RLIMIT_NOFILE".into(), have, need };
+            Error::new(kind, "no descriptor is left to serve the ranks with; raise the limit (ulimit -n)")
+        }
+        errno => Error::config(format!("cannot make {what}")).with_source(errno),
     }
 }
 
@@ -116,6 +162,8 @@ impl Drop for Hub {
 #[derive(Default)]
 struct Seat {
     socket: Option<OwnedFd>,
+    /// The process that came as this rank; 0 when not known.
+    pid: u32,
     unsent: VecDeque<Packet>,
     unsent_bytes: usize,
     throttled: bool,
@@ -125,15 +173,29 @@ struct Seat {
     ended: bool,
 }
 
+/// The rank whose process serves the store, where no launcher of ours does.
+pub(crate) const HOST: usize = 0;
+
+/// What the hub is besides, when it is a thread of rank 0.
+struct Host {
+    job: u128,
+    /// Until everybody is inside.
+    door: Option<Door>,
+}
+
 struct Server {
     table: Table,
     seats: Vec<Seat>,
+    host: Option<Host>,
     shared: Arc<Shared>,
     next_look: Instant,
 }
 
 impl Server {
     fn run(mut self) {
+        if self.host.is_some() {
+            crate::signals::leave_to_other_threads();
+        }
         let mut buffer = PacketBuffer::new();
         loop {
             let readable = self.wait();
@@ -144,6 +206,10 @@ impl Server {
             }
             let inbox = std::mem::take(&mut *self.shared.inbox.lock().unwrap_or_else(PoisonError::into_inner));
             if inbox.stop {
+                let mut answers = Vec::new();
+                self.table.cancel_all(&mut answers);
+                self.deliver(answers);
+                self.seats.iter_mut().for_each(Seat::flush);
                 return;
             }
             for (rank, end) in inbox.gone {
@@ -151,10 +217,9 @@ impl Server {
                 self.read(rank, &mut buffer);
                 self.end(rank, end);
             }
+            self.receive_guests(&mut buffer);
             self.look();
-            for seat in &mut self.seats {
-                seat.flush();
-            }
+            self.seats.iter_mut().for_each(Seat::flush);
         }
     }
 
@@ -167,7 +232,7 @@ impl Server {
         let mut by = |when: Instant| until = Some(until.map_or(when, |sooner| sooner.min(when)));
         for (rank, seat) in self.seats.iter().enumerate() {
             if let Some(noticed) = seat.noticed {
-                by(noticed + POSTMORTEM);
+                by(noticed + self.post_mortem());
             }
             let Some(socket) = &seat.socket else { continue };
             let mut flags = PollFlags::empty();
@@ -185,6 +250,10 @@ impl Server {
         if self.table.has_waiting() {
             by(self.next_look.max(now));
         }
+        let seats = polled.len();
+        if let Some(door) = self.host.as_ref().and_then(|host| host.door.as_ref()) {
+            door.poll(&mut polled).into_iter().for_each(&mut by);
+        }
         let limit = until.map(|when| {
             let left = when.saturating_duration_since(now);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
@@ -197,7 +266,7 @@ impl Server {
             return Vec::new();
         }
         let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
-        let ready = polled[1..].iter().zip(ranks).filter(|(fd, _)| fd.revents().intersects(readable));
+        let ready = polled[1..seats].iter().zip(ranks).filter(|(fd, _)| fd.revents().intersects(readable));
         ready.map(|(_, rank)| rank).collect()
     }
 
@@ -210,14 +279,14 @@ impl Server {
                 Ok(arrived) if arrived.fds_lost => Ok(Err(arrived.bytes.get(1..9).map(<[u8]>::to_vec))),
                 Ok(arrived) => match wire::decode_request(arrived.bytes, arrived.fds) {
                     Ok(request) => Ok(Ok(request)),
-                    Err(wire::Malformed(what)) => Err(Some(format!("sent the launcher nonsense ({what})"))),
+                    Err(wire::Malformed(what)) => Err(Some(format!("sent nonsense ({what})"))),
                 },
                 Err(ReceiveError::WouldBlock) => {
                     seat.socket = Some(socket);
                     return;
                 }
                 Err(ReceiveError::Closed) => Err(None),
-                Err(ReceiveError::TooLong) => Err(Some("sent the launcher a packet that is too long".into())),
+                Err(ReceiveError::TooLong) => Err(Some("sent a packet that is too long".into())),
                 Err(ReceiveError::Other(errno)) => Err(Some(format!("cannot be read from ({errno})"))),
             };
             match outcome {
@@ -259,19 +328,43 @@ impl Server {
                 self.end(rank, RankEnd::Lost(format!("was refused: it came as rank {as_rank} of {of}")));
             }
             Frame::Hello { .. } => self.end(rank, RankEnd::Lost("joined twice or in another version".into())),
+            Frame::Goodbye => {
+                if rank == HOST && self.host.is_some() {
+                    self.close();
+                }
+                self.end(rank, RankEnd::Left);
+            }
             Frame::Request(_) if !seat.joined => self.end(rank, RankEnd::Lost("did not join first".into())),
             Frame::Request(request) => {
                 let mut answers = Vec::new();
-                self.table.handle(rank, ticket, request, &mut answers);
+                match request {
+                    // Nobody can join any more, and all shall hear the same.
+                    Request::Cancel { ticket } if self.table.waits_at(rank, ticket, roll_call::KEY) => {
+                        self.table.cancel_all(&mut answers);
+                    }
+                    request => self.table.handle(rank, ticket, request, &mut answers),
+                }
                 self.deliver(answers);
             }
         }
     }
 
+    fn post_mortem(&self) -> Duration {
+        // Without our launcher nobody will say how a rank ended.
+        if self.host.is_some() { Duration::ZERO } else { POSTMORTEM }
+    }
+
+    /// Tells everybody that this process ends in an orderly way.
+    fn close(&mut self) {
+        for seat in &mut self.seats {
+            seat.push(wire::encode_closing());
+            seat.flush();
+        }
+    }
+
     fn no_descriptor_left(&mut self, rank: usize, ticket: Option<Vec<u8>>) {
         let Some(ticket) = ticket.and_then(|bytes| bytes.try_into().ok()).map(u64::from_le_bytes) else { return };
-        let text =
-            "the launcher has no descriptor left for what was sent; raise the limit (ulimit -n) before launching";
+        let text = "the process that serves the store has no descriptor left for what was sent; raise the limit (ulimit -n) before launching";
         let failure = Failure { cause: Cause::Descriptors, peers: Vec::new(), text: text.into() };
         self.seats[rank].push(wire::encode_reply(ticket, &Reply::Failed(failure)));
     }
@@ -300,7 +393,7 @@ impl Server {
     fn look(&mut self) {
         let now = Instant::now();
         for rank in 0..self.seats.len() {
-            if self.seats[rank].noticed.is_some_and(|noticed| now >= noticed + POSTMORTEM) {
+            if self.seats[rank].noticed.is_some_and(|noticed| now >= noticed + self.post_mortem()) {
                 self.end(rank, RankEnd::Lost("died, or left the job by running another program".into()));
             }
         }
@@ -309,8 +402,10 @@ impl Server {
         }
         self.next_look = now + LOOK;
         for rank in 0..self.seats.len() {
+            // The kernel does not report a process its own lock.
+            let own = rank == HOST && self.host.is_some();
             let seat = &mut self.seats[rank];
-            if seat.joined && !seat.ended && seat.noticed.is_none() && !self.shared.life.is_held(rank) {
+            if !own && seat.joined && !seat.ended && seat.noticed.is_none() && !self.shared.life.is_held(rank) {
                 seat.noticed = Some(now);
             }
         }
@@ -318,8 +413,8 @@ impl Server {
 
     fn end(&mut self, rank: usize, end: RankEnd) {
         let seat = &mut self.seats[rank];
-        let joined = seat.joined;
-        *seat = Seat { ended: true, joined, ..Seat::default() };
+        let (joined, pid) = (seat.joined, seat.pid);
+        *seat = Seat { ended: true, joined, pid, ..Seat::default() };
         self.shared.life.settle(rank);
         let mut answers = Vec::new();
         self.table.rank_gone(rank, end, &mut answers);
@@ -328,6 +423,10 @@ impl Server {
 }
 
 impl Seat {
+    fn is_free(&self) -> bool {
+        self.socket.is_none() && !self.joined && !self.ended
+    }
+
     fn push(&mut self, packet: Packet) {
         if self.socket.is_some() {
             self.unsent_bytes += packet.head.len() + packet.body.len();

@@ -2,9 +2,10 @@
 
 #![allow(unsafe_code)]
 
-use crate::environment::{CONTROL_FD, LIFE_FD, Launched, PROTOCOL, RANK, WORLD_SIZE};
+use crate::environment::{CONTROL_FD, LIFE_FD, Launched, RANK, WORLD_SIZE};
 use crate::life::Life;
-use crate::process_store::ProcessStore;
+use crate::peer::Peer;
+use crate::process_store::{ProcessStore, Server};
 use crate::wire::MAX_RANKS;
 use crate::world::{Inner, Placement, available_cpus};
 use rankwise_core::{Error, Result};
@@ -28,7 +29,7 @@ pub(crate) fn join(launched: Launched) -> Result<Inner> {
         None => wrong(LIFE_FD, launched.life_fd, "is not the life file of a launcher"),
     })?;
     // Who is refused must not look like the rank it took itself for.
-    let store = ProcessStore::connect(control, rank, size, PROTOCOL).inspect_err(|_| life.let_go())?;
+    let store = ProcessStore::connect(control, rank, size, Server::Launcher).inspect_err(|_| life.let_go())?;
     Ok(Inner {
         rank,
         size,
@@ -40,6 +41,7 @@ pub(crate) fn join(launched: Launched) -> Result<Inner> {
         cpus: launched.cpus.unwrap_or_else(available_cpus),
         store: Box::new(store),
         liveness: Box::new(life),
+        hub: None,
     })
 }
 
@@ -63,9 +65,9 @@ fn check_control(socket: &OwnedFd, number: i32) -> Result<()> {
     if family != AddressFamily::UNIX || kind != SocketType::SEQPACKET {
         return Err(wrong("is not a launcher's socket"));
     }
-    let peer = sockopt::socket_peercred(socket).map_err(|_| wrong("has no launcher behind it"))?;
-    if peer.uid != rustix::process::geteuid() {
-        return Err(wrong(&format!("belongs to a launcher of user {}, not of this user", peer.uid.as_raw())));
+    let peer = Peer::of(socket).map_err(|_| wrong("has no launcher behind it"))?;
+    if !peer.is_this_user() {
+        return Err(wrong(&format!("belongs to a launcher of user {}, not of this user", peer.uid)));
     }
     Ok(())
 }

@@ -22,20 +22,29 @@
 //! # Ok::<(), rankwise_core::Error>(())
 //! ```
 //!
-//! Files: `world`, `environment` and `joining` decide who we are; `store` and `liveness` are the two interfaces. `table` is
-//! the state of the store without any waiting; `thread_store` wraps it for threads, `hub` serves it to processes, whose end
-//! is `process_store` (`wire` has the frames, `packet_socket` sends them). `life` is liveness from the kernel. `launch`
-//! starts a job and `job` ends it; `guardian` and `leftovers` see to it that nobody is left. `driver` is how a backend is
-//! found.
+//! Files: `world`, `environment` and `launchers` decide who we are. `joining` joins what our launcher started. `meeting` is
+//! where ranks of one host come together that another launcher started: `door` is rank 0's listening socket, `greeting` the
+//! first two packets, `roll_call` the first exchange, `departure` the goodbye, `peer` who is behind a socket.
+//!
+//! `store` and `liveness` are the two interfaces. `table` is the state of the store without any waiting; `thread_store` wraps
+//! it for threads, `hub` serves it to processes, whose end is `process_store` (`wire` has the frames, `packet_socket` sends
+//! them). `life` is liveness from the kernel. `launch` starts a job and `job` ends it; `guardian` and `leftovers` see to it
+//! that nobody is left. `driver` is how a backend is found.
 
 #![deny(unsafe_code)]
 
 mod deadline;
+#[cfg(target_os = "linux")]
+mod departure;
+#[cfg(target_os = "linux")]
+mod door;
 mod driver;
 mod environment;
 #[cfg(target_os = "linux")]
 mod exit;
 mod failure;
+#[cfg(target_os = "linux")]
+mod greeting;
 #[cfg(target_os = "linux")]
 mod guardian;
 #[cfg(target_os = "linux")]
@@ -46,6 +55,7 @@ mod job;
 mod joining;
 #[cfg(target_os = "linux")]
 pub mod launch;
+mod launchers;
 #[cfg(target_os = "linux")]
 mod leftovers;
 #[cfg(target_os = "linux")]
@@ -53,13 +63,19 @@ mod life;
 mod limits;
 mod liveness;
 #[cfg(target_os = "linux")]
+mod meeting;
+#[cfg(target_os = "linux")]
 mod output;
 #[cfg(target_os = "linux")]
 mod packet_socket;
 #[cfg(target_os = "linux")]
+mod peer;
+#[cfg(target_os = "linux")]
 mod pin;
 #[cfg(target_os = "linux")]
 mod process_store;
+#[cfg(target_os = "linux")]
+mod roll_call;
 #[cfg(target_os = "linux")]
 mod signals;
 mod store;

@@ -12,6 +12,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 /// A world's life file as a rank sees it. Never closed.
 pub(crate) struct Life {
@@ -45,6 +46,11 @@ impl LifeFile {
     /// The rank has joined, or will never join.
     pub(crate) fn settle(&self, rank: usize) {
         let _ = lock(self.file.as_fd(), libc::F_UNLCK, self.size + rank);
+    }
+
+    /// A descriptor of its own for a rank within this process.
+    pub(crate) fn duplicate(&self) -> Result<OwnedFd, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.file, 3)
     }
 
     /// Whether the rank holds its lock.
@@ -95,6 +101,12 @@ impl Liveness for Life {
         }
         // It may have joined between the two looks; it took its own lock before the launcher let go of the other.
         if self.held(rank) { PeerStatus::Alive } else { PeerStatus::Gone }
+    }
+}
+
+impl Liveness for Arc<Life> {
+    fn status(&self, rank: usize) -> PeerStatus {
+        Life::status(self, rank)
     }
 }
 

@@ -43,11 +43,14 @@ impl PacketBuffer {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut reset = false;
         let received = loop {
             match recvmsg(&socket, &mut [IoSliceMut::new(&mut self.0)], &mut ancillary, flags) {
                 Ok(received) => break received,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Err(ReceiveError::WouldBlock),
+                // The other end closed without reading all: said once, before what it had sent.
+                Err(Errno::CONNRESET) if !reset => reset = true,
                 Err(Errno::CONNRESET | Errno::PIPE) => return Err(ReceiveError::Closed),
                 Err(errno) => return Err(ReceiveError::Other(errno)),
             }

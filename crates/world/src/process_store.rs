@@ -1,11 +1,14 @@
-//! The store of ranks that are processes: a client of the launcher's hub.
+//! The store of ranks that are processes: a client of the hub, which is in our launcher or in rank 0.
 //!
 //! Any thread may call. Requests carry tickets; whichever waiting thread finds nobody reading the socket reads it and
 //! hands replies to their owners, the others sleep. So a long wait of one thread never holds up another.
 
 use crate::deadline::Deadline;
-use crate::environment::{RANK, WORLD_SIZE};
+use crate::environment::{PROTOCOL, RANK, WORLD_SIZE};
+use crate::hub::HOST;
+use crate::life::Life;
 use crate::limits::out_of_descriptors;
+use crate::liveness::{Liveness, PeerStatus};
 use crate::packet_socket::{self, PacketBuffer, ReceiveError};
 use crate::store::{Attachment, Store, check_exchange, check_key, check_value, forked};
 use crate::table::{Carried, Reply, Request};
@@ -17,15 +20,27 @@ use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long the launcher may take for an answer that needs nobody else.
+/// How often a waiting rank looks whether rank 0 lives, where that serves the store: what rank 0 forked keeps its sockets.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long the kernel may take to end a process whose sockets are closed already.
+const DEMISE: Duration = Duration::from_millis(200);
+/// How long the server may take for an answer that needs nobody else.
 const PROMPT: Duration = Duration::from_secs(10);
 /// How long it may take to say who is missing, once a deadline has passed.
 const DIAGNOSIS: Duration = Duration::from_secs(1);
 
+/// Who has the other end of the socket.
+pub(crate) enum Server {
+    Launcher,
+    /// Rank 0, whose end this shows.
+    Host(Arc<Life>),
+}
+
 pub(crate) struct ProcessStore {
+    server: Server,
     rank: usize,
     size: usize,
     socket: OwnedFd,
@@ -61,8 +76,9 @@ enum Outcome {
 impl ProcessStore {
     /// Says hello to the hub, which knows whose end of a socket this is: `Refused` when it is not this rank's of a world of
     /// this size. The caller holds its life lock already.
-    pub(crate) fn connect(socket: OwnedFd, rank: usize, size: usize, protocol: &str) -> Result<ProcessStore> {
+    pub(crate) fn connect(socket: OwnedFd, rank: usize, size: usize, server: Server) -> Result<ProcessStore> {
         let store = ProcessStore {
+            server,
             rank,
             size,
             socket,
@@ -73,11 +89,15 @@ impl ProcessStore {
             generation: Generation::current(),
         };
         let ours = Seat { rank: rank as u32, size: size as u32 };
-        match store.call(&Frame::Hello { protocol: protocol.into(), seat: ours }, PROMPT)? {
+        match store.call(&Frame::Hello { protocol: PROTOCOL.into(), seat: ours }, PROMPT)? {
             Outcome::Seat(theirs) if theirs == ours => Ok(store),
             Outcome::Seat(theirs) => Err(another_seat(ours, theirs).with_rank(rank)),
             _ => Err(unexpected()),
         }
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -109,7 +129,7 @@ impl ProcessStore {
         self.send(cancel_ticket, &cancel, &patience)?;
         match self.receive(ticket, &patience)? {
             Some(outcome) => Ok(outcome),
-            None => Err(silent_launcher()),
+            None => Err(self.silent()),
         }
     }
 
@@ -129,11 +149,16 @@ impl ProcessStore {
                 Err(Errno::TOOMANYREFS) if !deadline.remaining().is_zero() => {
                     std::thread::sleep(Duration::from_millis(2));
                 }
-                Err(Errno::AGAIN | Errno::TOOMANYREFS) => return Err(silent_launcher()),
-                Err(Errno::PIPE | Errno::CONNRESET) => return Err(closed_launcher()),
+                Err(Errno::AGAIN | Errno::TOOMANYREFS) => return Err(self.silent()),
+                Err(Errno::PIPE | Errno::CONNRESET) => {
+                    // Why may have come already.
+                    let broken = self.read_all().broken.clone();
+                    return Err(broken.unwrap_or_else(|| self.closed()));
+                }
                 Err(errno) => {
-                    let message = "cannot send to the launcher; does the program close descriptors it did not open?";
-                    return Err(Error::new(ErrorKind::Closed, message).with_source(errno));
+                    let message = "does the program close descriptors it did not open?";
+                    return Err(Error::new(ErrorKind::Closed, format!("cannot send to {}; {message}", self.server()))
+                        .with_source(errno));
                 }
             }
         }
@@ -161,8 +186,15 @@ impl ProcessStore {
             }
             state.reading = true;
             drop(state);
-            ready(self.socket.as_fd(), PollFlags::IN, left);
+            let slice = if matches!(self.server, Server::Launcher) { left } else { left.min(LOOK) };
+            ready(self.socket.as_fd(), PollFlags::IN, slice);
             state = self.read_all();
+            if state.broken.is_none() && self.host_is_gone() {
+                // What it sent before its end counts.
+                drop(state);
+                state = self.read_all();
+                state.broken.get_or_insert_with(host_lost);
+            }
             state.reading = false;
             self.changed.notify_all();
         }
@@ -183,6 +215,11 @@ impl ProcessStore {
                             }
                             continue;
                         }
+                        (_, _, Ok((_, Received::Closing))) => {
+                            let mut state = self.lock();
+                            state.broken = Some(host_left());
+                            return state;
+                        }
                         (_, _, Ok((ticket, received))) => {
                             if let Some(slot) = self.lock().slots.get_mut(&ticket) {
                                 slot.put(received, self.rank);
@@ -190,23 +227,65 @@ impl ProcessStore {
                             continue;
                         }
                         (_, _, Err(Malformed(what))) => {
-                            Error::new(ErrorKind::Closed, format!("the launcher sent nonsense: {what}"))
+                            Error::new(ErrorKind::Closed, format!("{} sent nonsense: {what}", self.server()))
                         }
                     }
                 }
                 Err(ReceiveError::WouldBlock) => return self.lock(),
-                Err(ReceiveError::Closed) => closed_launcher(),
+                Err(ReceiveError::Closed) => self.closed(),
                 Err(ReceiveError::TooLong) => {
-                    Error::new(ErrorKind::Closed, "the launcher sent a packet longer than the protocol allows")
+                    let message = format!("{} sent a packet longer than the protocol allows", self.server());
+                    Error::new(ErrorKind::Closed, message)
                 }
                 Err(ReceiveError::Other(errno)) => {
-                    Error::new(ErrorKind::Closed, "cannot read from the launcher").with_source(errno)
+                    Error::new(ErrorKind::Closed, format!("cannot read from {}", self.server())).with_source(errno)
                 }
             };
             let mut state = self.lock();
-            state.broken = Some(broken);
+            state.broken.get_or_insert(broken);
             return state;
         }
+    }
+
+    fn server(&self) -> &'static str {
+        match self.server {
+            Server::Launcher => "the launcher",
+            Server::Host(_) => "rank 0, which serves the store,",
+        }
+    }
+
+    fn host_is_gone(&self) -> bool {
+        match &self.server {
+            Server::Launcher => false,
+            Server::Host(life) => self.rank != HOST && life.status(HOST) == PeerStatus::Gone,
+        }
+    }
+
+    /// The other end of the socket is closed.
+    fn closed(&self) -> Error {
+        if let Server::Host(_) = self.server {
+            let patience = Deadline::after(DEMISE);
+            while !patience.remaining().is_zero() {
+                if self.host_is_gone() {
+                    return host_lost();
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let message = match self.server {
+            Server::Launcher => {
+                "the launcher closed its connection: it has ended, or counts this rank as ended; see what it printed"
+            }
+            Server::Host(_) => {
+                "rank 0, which serves the store, closed its connection: it counts this rank as ended; see what it printed"
+            }
+        };
+        Error::new(ErrorKind::Closed, message)
+    }
+
+    fn silent(&self) -> Error {
+        let message = format!("{} does not answer; is it stopped, or the machine overloaded?", self.server());
+        Error::new(ErrorKind::Timeout, message)
     }
 
     fn ask(&self, request: Request, limit: Duration) -> Result<Reply> {
@@ -222,6 +301,7 @@ impl Slot {
         match received {
             Received::Whole(Reply::Failed(failure)) => *self = Slot::Ready(Err(failure.into_error(rank))),
             Received::Seat(seat) => *self = Slot::Ready(Ok(Outcome::Seat(seat))),
+            Received::Closing => {}
             Received::Whole(reply) => *self = Slot::Ready(Ok(Outcome::Reply(reply))),
             Received::Part { total, first, items: arrived } => {
                 if matches!(self, Slot::Empty) {
@@ -332,17 +412,17 @@ fn another_seat(ours: Seat, theirs: Seat) -> Error {
     Error::new(kind, message)
 }
 
-fn closed_launcher() -> Error {
-    Error::new(
-        ErrorKind::Closed,
-        "the launcher closed its connection: it has ended, or counts this rank as ended; see what it printed",
-    )
+fn host_lost() -> Error {
+    let message = "rank 0 has died, which serves the store of a job without our launcher; look at its output";
+    Error::new(ErrorKind::PeerLost, message).with_peers([HOST])
 }
 
-fn silent_launcher() -> Error {
-    Error::new(ErrorKind::Timeout, "the launcher does not answer; is it stopped, or the machine overloaded?")
+fn host_left() -> Error {
+    let message = "rank 0 has exited, which serves the store of a job without our launcher: let it exit last, or start the \
+                   job with `rankwise launch`";
+    Error::new(ErrorKind::PeerLeft, message).with_peers([HOST])
 }
 
 fn unexpected() -> Error {
-    Error::new(ErrorKind::Closed, "the launcher answered something else than was asked; are the versions the same?")
+    Error::new(ErrorKind::Closed, "the answer is to something else than was asked; are the versions the same?")
 }

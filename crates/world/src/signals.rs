@@ -30,6 +30,16 @@ extern "C" fn note(signal: i32) {
     }
 }
 
+/// Blocks all signals in this thread, so that the program's own threads get them as if this one did not exist.
+pub(crate) fn leave_to_other_threads() {
+    // SAFETY: the set is a C struct that sigfillset initialises; both calls only concern this thread.
+    unsafe {
+        let mut all: libc::sigset_t = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+}
+
 impl CaughtSignals {
     /// `None` when another job of this process already catches them.
     pub(crate) fn install() -> Result<Option<CaughtSignals>, Errno> {

@@ -1,16 +1,21 @@
 //! What the store knows: values, and who waits for what. Pure state, no waiting and no input or output, so that the
 //! hub of processes and the store of threads behave alike.
 
+mod situation;
+
 use crate::failure::{Cause, Failure, RankEnd};
 use crate::store::{Attachment, MAX_STORE};
-use rankwise_core::Group;
+use situation::{plural, tuple};
 use std::any::Any;
 use std::collections::HashMap;
-use std::fmt::Write;
 #[cfg(unix)]
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Most notes that a table keeps.
+#[cfg(target_os = "linux")]
+const MAX_NOTES: usize = 4;
 
 /// An attachment on its way to several receivers.
 #[derive(Clone, Default)]
@@ -90,6 +95,8 @@ pub(crate) struct Table {
     meetings: HashMap<String, Meeting>,
     waiting: HashMap<(usize, u64), Waiting>,
     ranks: Vec<RankRecord>,
+    /// What else may explain that somebody is missing.
+    notes: Vec<String>,
 }
 
 #[derive(Clone, Default)]
@@ -126,6 +133,7 @@ impl Table {
             meetings: HashMap::new(),
             waiting: HashMap::new(),
             ranks: vec![RankRecord::default(); size],
+            notes: Vec::new(),
         }
     }
 
@@ -133,6 +141,31 @@ impl Table {
     #[cfg(target_os = "linux")]
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.is_empty()
+    }
+
+    /// Adds to what is said to those who give up waiting. The first few are kept.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn note(&mut self, note: String) {
+        if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
+            self.notes.push(note);
+        }
+    }
+
+    /// Whether this request waits for others at this key.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn waits_at(&self, rank: usize, ticket: u64, key: &str) -> bool {
+        self.waiting.get(&(rank, ticket)).is_some_and(|waiting| waiting.exchange.is_some() && waiting.key == key)
+    }
+
+    /// Answers all unanswered requests as if they had been given up.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn cancel_all(&mut self, answers: &mut Vec<Answer>) {
+        for (rank, ticket) in self.waiting.keys() {
+            let Some(failure) = self.given_up(*rank, *ticket) else { continue };
+            answers.push(Answer { rank: *rank, ticket: *ticket, reply: Reply::Failed(failure) });
+        }
+        self.waiting.clear();
+        self.meetings.clear();
     }
 
     /// Takes a request of a rank; appends the answers it causes, of others too.
@@ -334,135 +367,43 @@ impl Table {
 
     fn cancel(&mut self, rank: usize, ticket: u64, answers: &mut Vec<Answer>) {
         // Answered in the meantime: that answer is on its way.
-        let Some(waiting) = self.waiting.remove(&(rank, ticket)) else { return };
-        let failure = match &waiting.exchange {
-            None => Failure {
-                cause: Cause::Timeout,
-                peers: Vec::new(),
-                text: format!("nobody has set key `{}`;{}", waiting.key, self.situation(rank, &[])),
-            },
-            Some(what) => {
-                let mut missing = Vec::new();
-                let mut over = String::new();
-                if let Some(meeting) = self.meetings.get_mut(&waiting.key) {
-                    over = tuple(&meeting.members);
-                    for (member, arrived) in meeting.members.iter().zip(&mut meeting.arrived) {
-                        if *member as usize == rank {
-                            *arrived = None;
-                            meeting.missing += 1;
-                        } else if arrived.is_none() {
-                            missing.push(*member);
-                        }
-                    }
-                    if meeting.missing == meeting.members.len() {
-                        self.meetings.remove(&waiting.key);
-                    }
-                }
-                self.ranks[rank].gave_up = Some((format!("`{what}` over {over}"), Instant::now()));
-                let text = format!(
-                    "`{what}` over {over}: rank{} {} not arrived;{}; check that all members do this, with the same tuple and in the same order",
-                    plural(&missing),
-                    if missing.len() == 1 { "has" } else { "have" },
-                    self.situation(rank, &missing)
-                );
-                Failure { cause: Cause::Timeout, peers: missing, text }
-            }
-        };
+        let Some(failure) = self.given_up(rank, ticket) else { return };
         answers.push(Answer { rank, ticket, reply: Reply::Failed(failure) });
-    }
-
-    /// What the ranks are waiting for at this moment: the missing ones first, at most sixteen.
-    fn situation(&self, asking: usize, missing: &[u32]) -> String {
-        let first = missing.iter().map(|rank| *rank as usize);
-        let rest = (0..self.ranks.len()).filter(|r| *r != asking && !missing.contains(&(*r as u32)));
-        let mut text = String::from(" at this moment");
-        let mut listed = 0;
-        let mut left_out = 0;
-        for rank in first.chain(rest) {
-            let doing = self.doing(rank);
-            let idle = doing.is_none();
-            if listed == 16 || (idle && !missing.is_empty() && !missing.contains(&(rank as u32))) {
-                left_out += usize::from(!idle);
-                continue;
+        let Some(Waiting { key, exchange: Some(what), .. }) = self.waiting.remove(&(rank, ticket)) else { return };
+        let mut over = String::new();
+        if let Some(meeting) = self.meetings.get_mut(&key) {
+            over = tuple(&meeting.members);
+            for (_, arrived) in meeting.members.iter().zip(&mut meeting.arrived).filter(|(m, _)| **m as usize == rank) {
+                *arrived = None;
+                meeting.missing += 1;
             }
-            let doing = doing.unwrap_or_else(|| "waits for nothing here".into());
-            let _ = write!(text, "{} rank {rank} {doing}", if listed == 0 { "" } else { "," });
-            listed += 1;
+            if meeting.missing == meeting.members.len() {
+                self.meetings.remove(&key);
+            }
         }
-        if listed == 0 {
-            text.push_str(" no other rank waits for anything");
-        }
-        if left_out > 0 {
-            let _ = write!(text, ", {left_out} more wait");
-        }
-        text
+        self.ranks[rank].gave_up = Some((format!("`{what}` over {over}"), Instant::now()));
     }
 
-    fn doing(&self, rank: usize) -> Option<String> {
-        let record = &self.ranks[rank];
-        match &record.end {
-            Some(RankEnd::Left) => return Some("has exited".into()),
-            Some(RankEnd::Lost(how)) => return Some(how.clone()),
-            None => {}
-        }
-        let mut waits: Vec<&Waiting> =
-            self.waiting.iter().filter(|((waiter, _), _)| *waiter == rank).map(|(_, waiting)| waiting).collect();
-        waits.sort_by_key(|waiting| waiting.since);
-        let mut parts: Vec<String> = waits
-            .iter()
-            .take(4)
-            .map(|waiting| {
-                let seconds = waiting.since.elapsed().as_secs_f64();
-                match &waiting.exchange {
-                    None => format!("waits for key `{}` (for {seconds:.1} s)", waiting.key),
-                    Some(what) => {
-                        let over = self.meetings.get(&waiting.key).map_or(String::new(), |m| tuple(&m.members));
-                        format!("waits for `{what}` over {over} (key `{}`, for {seconds:.1} s)", waiting.key)
-                    }
-                }
-            })
-            .collect();
-        if waits.len() > 4 {
-            parts.push(format!("{} more", waits.len() - 4));
-        }
-        if let Some((what, when)) = &record.gave_up {
-            parts.push(format!("gave up on {what} {:.1} s ago", when.elapsed().as_secs_f64()));
-        }
-        (!parts.is_empty()).then(|| parts.join(" and "))
-    }
-
-    fn ended(&self, rank: usize, what: &str) -> Failure {
-        let record = &self.ranks[rank];
-        let (cause, how) = match &record.end {
-            Some(RankEnd::Lost(how)) => (Cause::Lost, how.as_str()),
-            _ => (Cause::Left, "exited"),
+    /// What a rank hears that gives up waiting; `None` when nothing waits under that ticket.
+    fn given_up(&self, rank: usize, ticket: u64) -> Option<Failure> {
+        let waiting = self.waiting.get(&(rank, ticket))?;
+        let Some(what) = &waiting.exchange else {
+            let text = format!("nobody has set key `{}`;{}", waiting.key, self.situation(rank, &[]));
+            return Some(Failure { cause: Cause::Timeout, peers: Vec::new(), text });
         };
-        // Often the odd one: it waited for something else until its own deadline, and its program ended on that error.
-        let before =
-            record.gave_up.as_ref().map_or(String::new(), |(other, _)| format!(", after giving up on {other},"));
-        let text = format!("rank {rank} {how}{before} before `{what}` was complete; look at its output");
-        Failure { cause, peers: vec![rank as u32], text }
+        let mut missing = Vec::new();
+        let mut over = String::new();
+        if let Some(meeting) = self.meetings.get(&waiting.key) {
+            over = tuple(&meeting.members);
+            let absent = meeting.members.iter().zip(&meeting.arrived).filter(|(_, arrived)| arrived.is_none());
+            missing.extend(absent.map(|(member, _)| *member).filter(|member| *member as usize != rank));
+        }
+        let text = format!(
+            "`{what}` over {over}: rank{} {} not arrived;{}; check that all members do this, with the same tuple and in the same order",
+            plural(&missing),
+            if missing.len() == 1 { "has" } else { "have" },
+            self.situation(rank, &missing)
+        );
+        Some(Failure { cause: Cause::Timeout, peers: missing, text })
     }
-
-    fn all_others_ended(&self, key: &str) -> Failure {
-        let peers: Vec<u32> =
-            (0..self.ranks.len()).filter(|r| self.ranks[*r].end.is_some()).map(|r| r as u32).collect();
-        let text = format!("every other rank is gone, so nobody can set key `{key}`; look at their output");
-        Failure { cause: Cause::Lost, peers, text }
-    }
-}
-
-fn tuple(members: &[u32]) -> String {
-    Group::new(members.iter().map(|rank| *rank as usize)).map_or_else(|_| "()".into(), |group| group.to_string())
-}
-
-fn plural(ranks: &[u32]) -> String {
-    let mut text = String::from(if ranks.len() == 1 { "" } else { "s" });
-    for (i, rank) in ranks.iter().take(16).enumerate() {
-        let _ = write!(text, "{} {rank}", if i == 0 { "" } else { "," });
-    }
-    if ranks.len() > 16 {
-        let _ = write!(text, " and {} more", ranks.len() - 16);
-    }
-    text
 }

@@ -40,6 +40,8 @@ pub(crate) enum Frame {
         seat: Seat,
     },
     Request(Request),
+    /// Last frame of a connection: the process ends in an orderly way.
+    Goodbye,
 }
 
 mod kind {
@@ -51,6 +53,7 @@ mod kind {
     pub(super) const DELETE: u8 = 6;
     pub(super) const EXCHANGE: u8 = 7;
     pub(super) const CANCEL: u8 = 8;
+    pub(super) const GOODBYE: u8 = 9;
     pub(super) const DONE: u8 = 65;
     pub(super) const VALUE: u8 = 66;
     pub(super) const NUMBER: u8 = 67;
@@ -58,6 +61,7 @@ mod kind {
     pub(super) const ITEMS: u8 = 69;
     pub(super) const FAILED: u8 = 70;
     pub(super) const SEAT: u8 = 71;
+    pub(super) const CLOSING: u8 = 72;
 }
 
 /// Encodes a request; the descriptor of an exchange goes beside it.
@@ -106,6 +110,7 @@ pub(crate) fn encode_request(ticket: u64, frame: &Frame) -> Vec<u8> {
             out.extend_from_slice(&other.to_le_bytes());
             out
         }
+        Frame::Goodbye => start(kind::GOODBYE),
     }
 }
 
@@ -141,6 +146,10 @@ pub(crate) fn decode_request(bytes: &[u8], mut fds: Vec<OwnedFd>) -> Result<(u64
             Request::Exchange { key, what, members: members.collect(), payload, carried }
         }
         kind::CANCEL => Request::Cancel { ticket: input.u64()? },
+        kind::GOODBYE => {
+            input.end()?;
+            return Ok((ticket, Frame::Goodbye));
+        }
         _ => return Err(Malformed("a request has an unknown type")),
     };
     input.end()?;
@@ -195,6 +204,11 @@ pub(crate) fn encode_seat(ticket: u64, seat: Seat) -> Packet {
     Packet { head: head(kind::SEAT, ticket), body: body.into(), fds: Arc::new([]) }
 }
 
+/// The rank that serves this job ends in an orderly way; belongs to no request.
+pub(crate) fn encode_closing() -> Packet {
+    Packet { head: head(kind::CLOSING, 0), body: Arc::new([]), fds: Arc::new([]) }
+}
+
 /// The items of an exchange in packets, encoded once for all receivers.
 pub(crate) struct ItemPackets(Vec<Packet>);
 
@@ -237,6 +251,7 @@ impl ItemPackets {
 pub(crate) enum Received {
     Whole(Reply),
     Seat(Seat),
+    Closing,
     Part { total: usize, first: usize, items: Vec<(Vec<u8>, Option<OwnedFd>)> },
 }
 
@@ -254,6 +269,7 @@ pub(crate) fn decode_reply(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(u64, Rece
         kind::NUMBER => Received::Whole(Reply::Number(input.u64()? as i64)),
         kind::FLAG => Received::Whole(Reply::Flag(input.flag()?)),
         kind::SEAT => Received::Seat(input.seat()?),
+        kind::CLOSING => Received::Closing,
         kind::FAILED => {
             let cause = Cause::from_code(input.u8()?).ok_or(Malformed("a failure has an unknown cause"))?;
             let n = input.u32()? as usize;
@@ -294,48 +310,49 @@ pub(crate) fn cut(text: &str, limit: usize) -> &str {
     &text[..end]
 }
 
-fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     out.extend_from_slice(bytes);
 }
 
-fn put_seat(out: &mut Vec<u8>, seat: Seat) {
+pub(crate) fn put_seat(out: &mut Vec<u8>, seat: Seat) {
     out.extend_from_slice(&seat.rank.to_le_bytes());
     out.extend_from_slice(&seat.size.to_le_bytes());
 }
 
-struct Input<'a>(&'a [u8]);
+/// What is left of a frame; every read checks that it is there.
+pub(crate) struct Input<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Input<'a> {
-    fn take(&mut self, n: usize) -> Result<&'a [u8], Malformed> {
+    pub(crate) fn take(&mut self, n: usize) -> Result<&'a [u8], Malformed> {
         let (taken, rest) = self.0.split_at_checked(n).ok_or(Malformed("a frame is too short"))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let mut array = [0; N];
         array.copy_from_slice(self.take(N)?);
         Ok(array)
     }
 
-    fn u8(&mut self) -> Result<u8, Malformed> {
+    pub(crate) fn u8(&mut self) -> Result<u8, Malformed> {
         Ok(self.array::<1>()?[0])
     }
 
-    fn u32(&mut self) -> Result<u32, Malformed> {
+    pub(crate) fn u32(&mut self) -> Result<u32, Malformed> {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn u64(&mut self) -> Result<u64, Malformed> {
+    pub(crate) fn u64(&mut self) -> Result<u64, Malformed> {
         self.array().map(u64::from_le_bytes)
     }
 
-    fn seat(&mut self) -> Result<Seat, Malformed> {
+    pub(crate) fn seat(&mut self) -> Result<Seat, Malformed> {
         Ok(Seat { rank: self.u32()?, size: self.u32()? })
     }
 
-    fn flag(&mut self) -> Result<bool, Malformed> {
+    pub(crate) fn flag(&mut self) -> Result<bool, Malformed> {
         match self.u8()? {
             0 => Ok(false),
             1 => Ok(true),
@@ -343,7 +360,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    fn bytes(&mut self, limit: usize) -> Result<&'a [u8], Malformed> {
+    pub(crate) fn bytes(&mut self, limit: usize) -> Result<&'a [u8], Malformed> {
         let n = self.u32()? as usize;
         if n > limit {
             return Err(Malformed("a field is too long"));
@@ -351,11 +368,11 @@ impl<'a> Input<'a> {
         self.take(n)
     }
 
-    fn text(&mut self, limit: usize) -> Result<String, Malformed> {
+    pub(crate) fn text(&mut self, limit: usize) -> Result<String, Malformed> {
         std::str::from_utf8(self.bytes(limit)?).map(str::to_owned).map_err(|_| Malformed("a text is not UTF-8"))
     }
 
-    fn end(&self) -> Result<(), Malformed> {
+    pub(crate) fn end(&self) -> Result<(), Malformed> {
         if self.0.is_empty() { Ok(()) } else { Err(Malformed("a frame has bytes after its end")) }
     }
 }
@@ -390,8 +407,13 @@ mod tests {
         frames.push(encode_request(1, &Frame::Request(Request::Set { key: "k".into(), value: vec![1; 9] })));
         let seat = Seat { rank: 1, size: 2 };
         frames.push(encode_request(1, &Frame::Hello { protocol: "2".into(), seat }));
+        frames.push(encode_request(1, &Frame::Goodbye));
         let packets = ItemPackets::encode(&items);
-        for packet in packets.addressed(1).chain([encode_reply(1, &Reply::Failed(failure)), encode_seat(1, seat)]) {
+        for packet in packets.addressed(1).chain([
+            encode_reply(1, &Reply::Failed(failure)),
+            encode_seat(1, seat),
+            encode_closing(),
+        ]) {
             frames.push([&packet.head[..], &packet.body].concat());
         }
         for frame in frames {

@@ -37,28 +37,40 @@ pub(crate) struct Inner {
     pub(crate) cpus: usize,
     pub(crate) store: Box<dyn Store>,
     pub(crate) liveness: Box<dyn Liveness>,
+    /// Serves the store when this is rank 0 and no launcher of ours does.
+    #[cfg(target_os = "linux")]
+    #[allow(dead_code)]
+    pub(crate) hub: Option<crate::hub::Hub>,
 }
 
 impl World {
-    /// Joins the job that the environment describes: `RANKWISE_*` as set by `rankwise launch`, else a world of one.
+    /// Joins the job that the environment describes: the first complete set of `RANKWISE_*` (`rankwise launch`), `RANK`,
+    /// `WORLD_SIZE`, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` (torchrun), `OMPI_COMM_WORLD_*` (Open MPI's mpirun), `PMI_*`
+    /// (MPICH's and others' mpiexec), `SLURM_*` (srun; only inside a step); with none a world of one.
     ///
-    /// The first call decides; later calls of the process return the same world or the same error. `Config` when the set
-    /// is incomplete or wrong, or when another launcher started several processes; `Refused` when the launcher is of another
-    /// version, or gave this process another rank or size than the environment says. Blocks for at most ten seconds.
+    /// The first call decides; later calls of the process return the same world or the same error. Under `rankwise launch`
+    /// blocks for at most ten seconds. Under another launcher it is collective over all ranks, which have to be on one host,
+    /// and blocks up to `RANKWISE_JOIN_TIMEOUT`; ranks find each other by what the launcher calls the job, else by
+    /// `RANKWISE_JOB_ID`.
+    ///
+    /// `Config` when a set is incomplete or wrong, or nothing tells this job from others; `Refused` when ranks or the launcher
+    /// differ in version, size, or settings, or two processes come as one rank; `Timeout` names the ranks that did not
+    /// come; `PeerLost` one that died.
     pub fn from_env() -> Result<World> {
         static JOINED: OnceLock<Result<World>> = OnceLock::new();
         JOINED
             .get_or_init(|| {
-                let world = match environment::origin(&environment::of_this_process())? {
-                    Origin::Alone => World::solo(),
-                    Origin::Launched(launched) => World::join(launched)?,
+                let variables = environment::of_this_process();
+                let world = match environment::origin(&variables, crate::launchers::socket_server)? {
+                    Origin::Alone { source } => World::alone(source),
+                    origin => World::join(origin)?,
                 };
                 tracing::info!(
                     rank = world.rank(),
                     size = world.size(),
                     source = world.source(),
                     "joined{}",
-                    if world.placement() == Placement::Solo {
+                    if world.source() == environment::ALONE {
                         ": no launcher found, this is a world of one"
                     } else {
                         ""
@@ -70,12 +82,17 @@ impl World {
     }
 
     #[cfg(target_os = "linux")]
-    fn join(launched: environment::Launched) -> Result<World> {
-        crate::joining::join(launched).map(|inner| World(Arc::new(inner)))
+    fn join(origin: Origin) -> Result<World> {
+        let inner = match origin {
+            Origin::Alone { source } => return Ok(World::alone(source)),
+            Origin::Launched(launched) => crate::joining::join(launched)?,
+            Origin::Met { claim, key } => crate::meeting::join(claim, &key)?,
+        };
+        Ok(World(Arc::new(inner)))
     }
 
     #[cfg(not(target_os = "linux"))]
-    fn join(_: environment::Launched) -> Result<World> {
+    fn join(_: Origin) -> Result<World> {
         let kind = ErrorKind::Unsupported {
             function: "ranks as processes".into(),
             needs: "Linux".into(),
@@ -86,10 +103,14 @@ impl World {
 
     /// A world of one rank.
     pub fn solo() -> World {
+        World::alone(environment::ALONE)
+    }
+
+    fn alone(source: &'static str) -> World {
         let local = Local {
             size: 1,
             job: random_id(),
-            source: "alone",
+            source,
             placement: Placement::Solo,
             cpus: available_cpus(),
             meeting_place: MeetingPlace::new(1),
@@ -244,6 +265,8 @@ impl Local {
             cpus: self.cpus,
             store: Box::new(ThreadStore::new(rank, self.size, self.meeting_place.clone())),
             liveness: Box::new(self.liveness.clone()),
+            #[cfg(target_os = "linux")]
+            hub: None,
         }))
     }
 }

@@ -23,6 +23,8 @@ const LAYERS: &[Layer] = &[
     Layer { name: "rankwise", links: &["core", "world", "shm", "mpi", "ucx", "nccl"], tests: &["reduce"] },
     // No backend: the binary takes those the facade compiled in.
     Layer { name: "cli", links: &["core", "reduce", "schedule", "world", "conformance", "rankwise"], tests: &[] },
+    // Somebody else's backend: what is published, and nothing that only this workspace has.
+    Layer { name: "own-backend", links: &["core", "world", "conformance"], tests: &[] },
 ];
 
 /// Crates that stand alone, beside `*-sys` and `emu-*`.

@@ -11,6 +11,9 @@ const INHERITED: &[(&str, &str)] = &[
     ("version.workspace = true", "crates are released together"),
 ];
 
+/// Packages for people to copy, which therefore inherit nothing.
+const COPIED: &[&str] = &["own-backend"];
+
 /// Lints the workspace must deny, whatever else it does.
 const DENIED: &[&str] = &["undocumented_unsafe_blocks = \"deny\"", "unsafe_op_in_unsafe_fn = \"deny\""];
 
@@ -27,7 +30,7 @@ const ROOT_FILES: &[(&str, &str)] = &[
 ];
 
 pub(super) fn check(tree: &Tree, findings: &mut Findings) {
-    for package in &tree.packages {
+    for package in tree.packages.iter().filter(|package| !COPIED.contains(&package.directory.as_str())) {
         let manifest = tree.files.iter().find(|file| is_manifest_of(file, &package.directory));
         let Some(manifest) = manifest else {
             findings.errors.push(format!("crate {} has no manifest that git tracks", package.directory));

@@ -31,8 +31,7 @@ pub(super) fn check(tree: &Tree, findings: &mut Findings) {
         if CODE.iter().any(|extension| file.path.ends_with(extension)) || file.is_shell() {
             length(&file.path, file.text.lines().count(), findings);
         }
-        let inside_code =
-            file.path.starts_with("crates/") || file.path.starts_with("xtask/") || file.path.starts_with("ci/");
+        let inside_code = ["crates/", "examples/", "xtask/", "ci/"].iter().any(|folder| file.path.starts_with(folder));
         if inside_code {
             let directories = file.path.split('/').rev().skip(1);
             for name in directories.chain([file.stem()]).filter(|name| EMPTY_NAMES.contains(name)) {

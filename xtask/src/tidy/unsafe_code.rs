@@ -19,7 +19,7 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("crates/emu-cuda/", "a C interface"),
     ("crates/emu-nccl/", "a C interface"),
     ("crates/cli/src/bench/", "the page of clocks that the ranks of a benchmark share"),
-    ("crates/rankwise/examples/board_backend.rs", "a whole backend in one file, for docs/adding-a-backend.md"),
+    ("examples/own-backend/", "a whole backend, for docs/adding-a-backend.md"),
     ("crates/conformance/", "broken backends behind the unsafe interface, and buffers given as raw parts"),
 ];
 

@@ -7,7 +7,7 @@ use crate::operation::{Operation, inputs, verify, verify_with};
 use crate::oracle;
 use crate::sizes::sizes;
 use crate::values::{Pattern, fill};
-use rankwise_core::{Communicator, DType, ErrorKind, OpKind, Part, ReduceOp};
+use rankwise_core::{Communicator, DType, Elem, ErrorKind, OpKind, Part, ReduceOp};
 
 const ALL_REDUCE: &[Need] = &[Need::Kind(OpKind::AllReduce)];
 
@@ -40,6 +40,7 @@ pub(super) const CASES: &[Case] = &[
     Case::must("AR-41", "all-reduce: no tensor at all is refused", no_tensor).needs(ALL_REDUCE),
     Case::must("AR-33", "all-reduce: long messages, and around every threshold", long).needs(ALL_REDUCE).ranks(2, 8),
     Case::must("AR-42", "all-reduce: 2^31 + 8 elements", beyond_i32).needs(ALL_REDUCE).ranks(2, 2).large(),
+    Case::must("AR-43", "all-reduce: more than 4 GiB", beyond_4_gib).needs(ALL_REDUCE).ranks(2, 2).large(),
 ];
 
 /// The pairs of these operators and the types they mean something for that the backend offers.
@@ -204,14 +205,30 @@ fn no_tensor(ctx: &mut Ctx<'_>) -> CaseResult {
 }
 
 fn beyond_i32(ctx: &mut Ctx<'_>) -> CaseResult {
+    ones_and_twos(ctx, (1 << 31) + 8, [1_i8, 2], 3)
+}
+
+fn beyond_4_gib(ctx: &mut Ctx<'_>) -> CaseResult {
+    ones_and_twos(ctx, (1 << 29) + 8, [1_i64, 2], 3)
+}
+
+/// A sum of two ranks that fill a large buffer with a value each.
+fn ones_and_twos<T: Elem>(ctx: &mut Ctx<'_>, count: usize, values: [T; 2], want: T) -> CaseResult {
+    let need = 2 * (count * size_of::<T>()) as u64;
     let mut comm = ctx.communicator()?;
-    let count = (1_usize << 31) + 8;
-    let mine = comm.rank() as i8 + 1;
-    let mut data = vec![mine; count];
-    ctx.note(|| format!("all_reduce in place of {count} i8"));
+    // Decided together and before anybody takes memory: a rank that skips alone would be waited for.
+    let available = available_memory().unwrap_or(u64::MAX);
+    let all = ctx.meet(&available.to_le_bytes())?;
+    let least = all.iter().filter_map(|bytes| Some(u64::from_le_bytes(*bytes.first_chunk()?))).min();
+    if let Some(available) = least.filter(|available| *available < need + need / 4) {
+        ctx.skip_part(&format!("{count} elements need {need} bytes of memory, and {available} are available"));
+        return Ok(());
+    }
+    let mut data = vec![values[comm.rank()]; count];
+    ctx.note(|| format!("all_reduce in place of {count} {}", T::DTYPE));
     match comm.all_reduce_in_place(&mut data, ReduceOp::Sum) {
         Ok(()) => {
-            let wrong = data.iter().position(|value| *value != 3);
+            let wrong = data.iter().position(|value| *value != want);
             ensure!(wrong.is_none(), "element {wrong:?} is wrong");
             Ok(())
         }
@@ -220,4 +237,11 @@ fn beyond_i32(ctx: &mut Ctx<'_>) -> CaseResult {
             ctx.known_answer(&mut comm)
         }
     }
+}
+
+/// Bytes that the host can still give; `None` when it does not say.
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }

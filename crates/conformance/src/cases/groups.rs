@@ -1,5 +1,6 @@
 //! Groups and communicators: subsets, orders, overlaps, splits, threads.
 
+use super::every_kind::every_kind;
 use crate::case::{Case, CaseResult, Failure, Need, ensure};
 use crate::clean;
 use crate::ctx::{Ctx, expect_error};
@@ -8,7 +9,8 @@ use rankwise_core::{Backend, CommBackend, Communicator, Config, DType, ErrorKind
 use std::time::Duration;
 
 const MANY: usize = usize::MAX;
-const BASIC: &[Need] = &[Need::Kind(OpKind::AllReduce), Need::Kind(OpKind::AllGather)];
+const BASIC: &[Need] =
+    &[Need::Kind(OpKind::AllReduce), Need::Kind(OpKind::AllGather), Need::Reduce(ReduceOp::Sum, DType::F32)];
 
 pub(super) const CASES: &[Case] = &[
     Case::must("GR-106", "groups: every subset of four ranks", every_subset).ranks(4, 4),
@@ -155,7 +157,7 @@ fn overlapping(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut comms = mine.map(|pair| backend.communicator(pair)).collect::<Result<Vec<_>, _>>()?;
     for round in 0..20 {
         for comm in &mut comms {
-            let operation = Operation::reducing(OpKind::AllReduce, DType::I32, ReduceOp::Sum, 1 + round * 13);
+            let operation = Operation::reducing(OpKind::AllReduce, DType::F32, ReduceOp::Sum, 1 + round * 13);
             let seed_holder = comm.group().stable_hash() ^ round as u64;
             let inputs = crate::operation::inputs(&operation, seed_holder, comm.size());
             crate::operation::verify_with(ctx, comm, &operation, &inputs)?;
@@ -172,6 +174,13 @@ fn equal_members(ctx: &mut Ctx<'_>) -> CaseResult {
         let (a, b) = if round % 2 == 0 { (&mut first, &mut second) } else { (&mut second, &mut first) };
         verify(ctx, a, &Operation::reducing(OpKind::AllReduce, DType::F32, ReduceOp::Sum, round * 37))?;
         verify(ctx, b, &Operation { count: round * 5, ..Operation::new(OpKind::AllGather, DType::U16) })?;
+    }
+    // Equal calls: nothing but the communicator tells them apart.
+    for _ in 0..5 {
+        for comm in [&mut first, &mut second] {
+            verify(ctx, comm, &Operation::reducing(OpKind::AllReduce, DType::F32, ReduceOp::Sum, 24))?;
+            verify(ctx, comm, &Operation { count: 3, ..Operation::new(OpKind::AllGather, DType::U16) })?;
+        }
     }
     Ok(())
 }
@@ -200,6 +209,19 @@ fn self_groups(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut comm = backend.communicator(&group)?;
     in_order(ctx, &mut comm)?;
     comm.barrier()?;
+    if ctx.rank() == ctx.size() - 1 {
+        // Nobody else is in any call.
+        comm.all_reduce_in_place(&mut [1.0_f32; 3], ReduceOp::Sum)?;
+        comm.barrier()?;
+        for operation in every_kind(ctx, 1, 5) {
+            verify(ctx, &mut comm, &operation)?;
+        }
+        let short = comm.all_gather(&[1_u8, 2], &mut [0; 3]);
+        expect_error(short, &ErrorKind::InvalidArgument, None)?;
+        let own = backend.communicator(&group)?.split(Some(1), 0)?;
+        ensure!(own.is_some_and(|own| own.size() == 1), "a split of a group of one gave no group of one");
+    }
+    ctx.meet(&[])?;
     ctx.known_answer(&mut comm)?;
     let mut alone = ctx.communicator()?.split(Some(ctx.rank() as u64), 0)?.ok_or(Failure::error("no part".into()))?;
     ensure!(alone.size() == 1 && alone.global_rank() == ctx.rank(), "a colour of my own gave {}", alone.group());
@@ -306,9 +328,9 @@ fn two_threads(ctx: &mut Ctx<'_>) -> CaseResult {
     let mut second = ctx.communicator()?;
     let work = |comm: &mut Communicator, rounds: usize| -> CaseResult {
         for round in 0..rounds {
-            let mut data = vec![comm.rank() as i32 + 1; 1 + round * 29];
+            let mut data = vec![comm.rank() as f32 + 1.0; 1 + round * 29];
             comm.all_reduce_in_place(&mut data, ReduceOp::Sum)?;
-            let want = (comm.size() * (comm.size() + 1) / 2) as i32;
+            let want = (comm.size() * (comm.size() + 1) / 2) as f32;
             ensure!(data.iter().all(|v| *v == want), "round {round}: {:?} instead of {want}", data[0]);
         }
         Ok(())

@@ -2,17 +2,21 @@
 
 use crate::case::{Case, CaseResult, Failure, Need, ensure};
 use crate::ctx::{Ctx, expect_error};
-use rankwise_core::{Communicator, DType, Error, ErrorKind, OpKind, ReduceOp};
+use rankwise_core::{Call, Communicator, DType, Error, ErrorKind, OpKind, Part, ReduceOp};
 use std::time::Duration;
 
 const MANY: usize = usize::MAX;
-const REDUCE: &[Need] = &[Need::Kind(OpKind::AllReduce)];
+const REDUCE: &[Need] = &[Need::Kind(OpKind::AllReduce), Need::Reduce(ReduceOp::Sum, DType::F32)];
+const TWO_OPERATORS: &[Need] =
+    &[Need::Kind(OpKind::AllReduce), Need::Reduce(ReduceOp::Sum, DType::F32), Need::Reduce(ReduceOp::Max, DType::F32)];
+const TWO_TYPES: &[Need] =
+    &[Need::Kind(OpKind::AllReduce), Need::Reduce(ReduceOp::Sum, DType::F32), Need::Reduce(ReduceOp::Sum, DType::I32)];
 
 pub(super) const CASES: &[Case] = &[
     Case::must("MM-35", "mismatch: the reduce operator", |ctx| {
         differs(ctx, |comm, odd, buffers| reduce(comm, buffers, if odd { ReduceOp::Max } else { ReduceOp::Sum }))
     })
-    .needs(REDUCE)
+    .needs(TWO_OPERATORS)
     .ranks(2, MANY),
     Case::must("MM-350", "mismatch: the factor of a scaled sum", |ctx| {
         let op = |odd| ReduceOp::PreMulSum(if odd { 0.25 } else { 0.5 });
@@ -42,7 +46,7 @@ pub(super) const CASES: &[Case] = &[
             false => comm.all_reduce(src, dst, ReduceOp::Sum),
         })
     })
-    .needs(REDUCE)
+    .needs(TWO_TYPES)
     .ranks(2, MANY),
     Case::must("MM-371", "mismatch: the type, bf16 and f16", |ctx| {
         differs(ctx, |comm, odd, _| match odd {
@@ -72,7 +76,7 @@ pub(super) const CASES: &[Case] = &[
     })
     .needs(&[Need::Kind(OpKind::AllReduce), Need::Kind(OpKind::Barrier)])
     .ranks(2, MANY),
-    Case::must("MM-39", "mismatch: two calls swapped on one rank", swapped).needs(REDUCE).ranks(2, MANY),
+    Case::must("MM-39", "mismatch: two calls swapped on one rank", swapped).needs(TWO_OPERATORS).ranks(2, MANY),
     Case::must("MM-62", "mismatch: all_gather with different counts", |ctx| {
         differs(ctx, |comm, odd, _| {
             let count = if odd { 3 } else { 2 };
@@ -153,6 +157,74 @@ pub(super) const CASES: &[Case] = &[
     })
     .needs(&[Need::Kind(OpKind::Reduce)])
     .ranks(2, MANY),
+    Case::must("MM-993", "mismatch: the root of a gather", |ctx| {
+        let last = ctx.size() - 1;
+        differs(ctx, |comm, odd, (src, _)| {
+            let root = if odd { last } else { 0 };
+            let mut out = vec![0.0; 8 * comm.size()];
+            let out = (comm.rank() == root).then_some(&mut out[..]);
+            comm.gather(src, out, root)
+        })
+    })
+    .needs(&[Need::Kind(OpKind::Gather)])
+    .ranks(2, MANY),
+    Case::must("MM-994", "mismatch: the root of a scatter", |ctx| {
+        let last = ctx.size() - 1;
+        differs(ctx, |comm, odd, (_, dst)| {
+            let root = if odd { last } else { 0 };
+            let all = vec![1.0; 8 * comm.size()];
+            comm.scatter((comm.rank() == root).then_some(&all[..]), dst, root)
+        })
+    })
+    .needs(&[Need::Kind(OpKind::Scatter)])
+    .ranks(2, MANY),
+    Case::must("MM-995", "mismatch: counts of an uneven gather and scatter", |ctx| {
+        let counts = |comm: &Communicator, odd: bool| -> Vec<usize> {
+            // The same for the ranks themselves, but not for somebody else.
+            let other = if comm.rank() == 0 { comm.size() - 1 } else { 0 };
+            (0..comm.size()).map(|rank| if odd && rank == other { 5 } else { 2 }).collect()
+        };
+        differs(ctx, |comm, odd, _| {
+            let counts = counts(comm, odd);
+            let mut out = vec![0_u16; counts.iter().sum()];
+            comm.all_gather_v(&[1_u16; 2], &mut out, &counts)
+        })?;
+        differs(ctx, |comm, odd, _| {
+            let counts = counts(comm, odd);
+            let all = vec![1.0_f32; counts.iter().sum()];
+            comm.reduce_scatter_v(&all, &mut [0.0; 2], &counts, ReduceOp::Sum)
+        })
+    })
+    .needs(&[Need::Kind(OpKind::AllGatherV), Need::Kind(OpKind::ReduceScatterV)])
+    .ranks(2, MANY),
+    Case::must("MM-40", "mismatch: the number of tensors in one call", |ctx| {
+        differs(ctx, |comm, odd, (src, dst)| {
+            let (first, second) = dst.split_at_mut(4);
+            let mut parts =
+                vec![Part::new(&src[..4], first, ReduceOp::Sum), Part::new(&src[4..], second, ReduceOp::Sum)];
+            parts.truncate(if odd { 1 } else { 2 });
+            comm.all_reduce_many(&mut parts)
+        })
+    })
+    .needs(REDUCE)
+    .ranks(2, MANY),
+    Case::must("MM-401", "mismatch: the order of tensors in one call", |ctx| {
+        differs(ctx, |comm, odd, (src, dst)| {
+            let (first, second) = dst.split_at_mut(if odd { 3 } else { 5 });
+            let split = first.len();
+            let mut parts =
+                [Part::new(&src[..split], first, ReduceOp::Sum), Part::new(&src[split..], second, ReduceOp::Sum)];
+            comm.all_reduce_many(&mut parts)
+        })
+    })
+    .needs(REDUCE)
+    .ranks(2, MANY),
+    Case::must("MM-402", "mismatch: two ranks of many call differently, and both are named", two_odd)
+        .needs(REDUCE)
+        .ranks(5, MANY),
+    Case::must("MM-403", "mismatch: started calls", started)
+        .offered(&[Need::Nonblocking, Need::Kind(OpKind::AllReduce)])
+        .ranks(2, MANY),
     Case::must("MM-992", "mismatch: a broadcast of bytes among plain broadcasts", |ctx| {
         differs(ctx, |comm, odd, _| match odd {
             true => comm.broadcast_bytes(&mut vec![1; 8], 0),
@@ -210,6 +282,42 @@ fn one_odd(
     ctx.known_answer_elsewhere(comm)
 }
 
+fn two_odd(ctx: &mut Ctx<'_>) -> CaseResult {
+    let odd = [1, ctx.size() - 1];
+    let mut comm = ctx.communicator()?;
+    let op = if odd.contains(&comm.rank()) { ReduceOp::Min } else { ReduceOp::Max };
+    let mut data = [comm.rank() as i32; 6];
+    ctx.note(|| "a call that two ranks make differently".into());
+    let error = match comm.all_reduce_in_place(&mut data, op) {
+        Err(error) if error.kind() == &ErrorKind::Poisoned => root_cause(&error)?,
+        result => expect_error(result, &ErrorKind::Mismatch, Some(&odd))?,
+    };
+    ensure!(error.peers() == odd, "names {:?} instead of {odd:?}: {error}", error.peers());
+    ensure!(data == [comm.rank() as i32; 6], "a mismatched call changed its buffer");
+    ctx.known_answer_elsewhere(&mut comm)
+}
+
+fn started(ctx: &mut Ctx<'_>) -> CaseResult {
+    let odd = ctx.size() - 1;
+    let mut comm = ctx.communicator()?;
+    let good = comm.start(Call::all_reduce_in_place(vec![1_i64; 5], ReduceOp::Sum))?;
+    let op = if comm.rank() == odd { ReduceOp::Max } else { ReduceOp::Sum };
+    let bad = comm.start(Call::all_reduce_in_place(vec![3_i64; 5], op))?;
+    ctx.note(|| "wait for a started call that one rank made differently".into());
+    let learned = bad.wait().map(drop).map_err(rankwise_core::WorkError::into_error);
+    let error = match learned {
+        Err(error) if error.kind() == &ErrorKind::Poisoned => root_cause(&error)?,
+        learned => expect_error(learned, &ErrorKind::Mismatch, Some(&[odd]))?,
+    };
+    ensure!(error.peers() == [odd], "names {:?}: {error}", error.peers());
+    // The call before was the same everywhere: its result is right, if it gives one.
+    if let Ok(sums) = good.wait() {
+        let want = comm.size() as i64;
+        ensure!(sums.iter().all(|v| *v == want), "the good call before gave {sums:?}");
+    }
+    ctx.known_answer_elsewhere(&mut comm)
+}
+
 /// The first cause below a `Poisoned`.
 pub(crate) fn root_cause(error: &Error) -> CaseResult<Error> {
     let source = std::error::Error::source(error);
@@ -222,7 +330,7 @@ fn swapped(ctx: &mut Ctx<'_>) -> CaseResult {
     let odd = ctx.size() - 1;
     let mut comm = ctx.communicator()?;
     comm.set_timeout(Duration::from_secs(10));
-    let data = [comm.rank() as i32 + 1, 2, -3, 4];
+    let data = [comm.rank() as f32 + 1.0, 2.0, -3.0, 4.0];
     let mut sums = data;
     let mut results = Vec::new();
     for step in 0..2 {

@@ -6,15 +6,20 @@ mod all_to_all;
 mod alloc;
 mod determinism;
 mod errors;
+mod every_kind;
 mod groups;
+mod lent_memory;
 mod mismatch;
 mod nonblocking;
 mod p2p;
 mod reduce_scatter;
+mod refused;
 mod rooted;
+mod sequence;
 mod special_values;
 mod table;
 mod tensors;
+mod thresholds;
 mod time;
 mod token;
 
@@ -29,6 +34,7 @@ const FLOATS: [DType; 6] = [DType::F16, DType::BF16, DType::F32, DType::F64, DTy
 pub fn all() -> Vec<Case> {
     [
         all_reduce::CASES,
+        thresholds::CASES,
         special_values::CASES,
         determinism::CASES,
         all_gather::CASES,
@@ -41,10 +47,13 @@ pub fn all() -> Vec<Case> {
         groups::CASES,
         nonblocking::CASES,
         alloc::CASES,
+        lent_memory::CASES,
         table::CASES,
+        refused::CASES,
         errors::CASES,
         mismatch::CASES,
         time::CASES,
+        sequence::CASES,
     ]
     .concat()
 }

@@ -2,7 +2,7 @@
 
 use crate::case::{Case, CaseResult, Failure, Need, ensure};
 use crate::ctx::{Ctx, expect_error};
-use rankwise_core::{Call, Communicator, DType, ErrorKind, OpKind, ReduceOp};
+use rankwise_core::{Call, Communicator, DType, Error, ErrorKind, OpKind, ReduceOp};
 
 const NONBLOCKING: &[Need] = &[
     Need::Nonblocking,
@@ -24,6 +24,10 @@ pub(super) const CASES: &[Case] = &[
         .offered(NONBLOCKING),
     Case::must("NB-132", "nonblocking: kinds and large messages mixed", mixed).offered(NONBLOCKING),
     Case::must("NB-133", "nonblocking: a refused start leaves the communicator usable", refused).offered(NONBLOCKING),
+    Case::must("NB-135", "nonblocking: a start refused on one rank reaches the works of its peers", refused_on_one)
+        .offered(NONBLOCKING)
+        .ranks(2, usize::MAX),
+    Case::must("NB-136", "nonblocking: the deadline of a work is its own", deadline).offered(NONBLOCKING).ranks(2, 4),
     Case::must("NB-134", "nonblocking: works waited for on another thread", other_thread).offered(NONBLOCKING),
 ];
 
@@ -181,6 +185,50 @@ fn refused(ctx: &mut Ctx<'_>) -> CaseResult {
     expect_error(average.map(drop), &ErrorKind::UnsupportedOp, None)?;
     check_sum(&comm, 1, &before.wait()?)?;
     ctx.known_answer(&mut comm)
+}
+
+fn refused_on_one(ctx: &mut Ctx<'_>) -> CaseResult {
+    let mut comm = ctx.communicator()?;
+    for odd in [0, comm.size() - 1] {
+        let before = start_sum(&mut comm, 2)?;
+        let length = if comm.rank() == odd { 4 } else { 3 };
+        let started = comm.start(Call::all_reduce(vec![1_i64; 3], vec![0_i64; length], ReduceOp::Sum));
+        let after = start_sum(&mut comm, 3)?;
+        match started {
+            Ok(work) if comm.rank() != odd => {
+                let result = work.wait().map_err(rankwise_core::WorkError::into_error);
+                expect_error(result, &ErrorKind::PeerRejected, Some(&[odd]))?;
+            }
+            started => drop(expect_error(started.map(drop), &ErrorKind::InvalidArgument, None)?),
+        }
+        check_sum(&comm, 3, &after.wait()?)?;
+        check_sum(&comm, 2, &before.wait()?)?;
+        ctx.known_answer(&mut comm)?;
+    }
+    Ok(())
+}
+
+fn deadline(ctx: &mut Ctx<'_>) -> CaseResult {
+    let mut comm = ctx.communicator()?;
+    ctx.known_answer(&mut comm)?;
+    ctx.meet(&[])?;
+    let absent = comm.size() - 1;
+    let start = |comm: &mut Communicator| -> CaseResult<Error> {
+        let short = std::time::Duration::from_millis(300);
+        let work = comm.start(Call::all_reduce_in_place(vec![1_i64; 5], ReduceOp::Sum).timeout(short));
+        match work.and_then(|work| work.wait().map_err(rankwise_core::WorkError::into_error)) {
+            Err(error) if error.kind() == &ErrorKind::Poisoned => super::root_cause(&error),
+            result => expect_error(result, &ErrorKind::Timeout, None),
+        }
+    };
+    ctx.note(|| format!("a work that rank {absent} has not started"));
+    let mut learned = if comm.rank() == absent { None } else { Some(start(&mut comm)) };
+    ctx.meet(&[])?;
+    let error = learned.take().unwrap_or_else(|| start(&mut comm))?;
+    ensure!(error.kind() == &ErrorKind::Timeout, "the first cause is {error}");
+    let named = error.peers() == [absent] || comm.rank() == absent;
+    ensure!(named, "names {:?} instead of [{absent}]: {error}", error.peers());
+    ctx.known_answer_elsewhere(&mut comm)
 }
 
 fn other_thread(ctx: &mut Ctx<'_>) -> CaseResult {

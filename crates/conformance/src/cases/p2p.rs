@@ -19,6 +19,9 @@ pub(super) const CASES: &[Case] = &[
     Case::must("PP-105", "p2p: pairs that do not wait for the rest of the group", pairs_alone)
         .offered(BOTH)
         .ranks(3, MANY),
+    Case::must("PP-106", "p2p: a type that differs is an error on the receiver", type_differs)
+        .offered(BOTH)
+        .ranks(2, MANY),
 ];
 
 fn ring(ctx: &mut Ctx<'_>) -> CaseResult {
@@ -84,6 +87,25 @@ fn length_differs(ctx: &mut Ctx<'_>) -> CaseResult {
         );
     }
     ctx.meet(&[])?;
+    let mut fresh = ctx.communicator()?;
+    ctx.known_answer(&mut fresh)
+}
+
+fn type_differs(ctx: &mut Ctx<'_>) -> CaseResult {
+    let mut comm = ctx.communicator()?;
+    comm.set_timeout(std::time::Duration::from_secs(5));
+    let mut got = [7_i32; 4];
+    ctx.note(|| "send of f32, recv of i32".into());
+    let result = match comm.rank() {
+        0 => comm.send(&[1.0_f32; 4], 1),
+        1 => comm.recv(&mut got, 0),
+        _ => Ok(()),
+    };
+    ctx.meet(&[])?;
+    if comm.rank() == 1 {
+        expect_error(result, &ErrorKind::Mismatch, None)?;
+        ensure!(got == [7; 4], "a failed recv wrote its destination");
+    }
     let mut fresh = ctx.communicator()?;
     ctx.known_answer(&mut fresh)
 }

@@ -3,10 +3,11 @@
 use super::all_reduce::offered;
 use crate::case::{Case, CaseResult, Failure, ensure};
 use crate::ctx::{Ctx, expect_error};
-use crate::operation::{Buffers, Operation, inputs, perform, verify};
+use crate::operation::{Operation, verify};
 use rankwise_core::{DType, ErrorKind, OpKind, ReduceOp};
 
-const REDUCING: [OpKind; 4] = [OpKind::AllReduce, OpKind::ReduceScatter, OpKind::Reduce, OpKind::ReduceScatterV];
+pub(super) const REDUCING: [OpKind; 4] =
+    [OpKind::AllReduce, OpKind::ReduceScatter, OpKind::Reduce, OpKind::ReduceScatterV];
 const MOVING: [OpKind; 8] = [
     OpKind::AllGather,
     OpKind::AllToAll,
@@ -19,14 +20,14 @@ const MOVING: [OpKind; 8] = [
 ];
 
 pub(super) const CASES: &[Case] = &[
-    Case::must("TB-148", "table: every cell that is not offered is refused on all ranks", refused_cells),
     Case::must("TB-149", "table: every reducing cell that is offered works", reducing_cells),
     Case::must("TB-150", "table: every moving cell that is offered works", moving_cells),
     Case::must("TB-151", "table: mean and bitwise operators without a meaning are UnsupportedOp", without_meaning),
     Case::must("TB-152", "table: all ranks hold the same table", same_table),
+    Case::must("TB-153", "table: everything that was promised is offered", promised_cells).about_promise(),
 ];
 
-fn small(ctx: &Ctx<'_>, kind: OpKind, dtype: DType, op: Option<ReduceOp>, count: usize) -> Operation {
+pub(super) fn small(ctx: &Ctx<'_>, kind: OpKind, dtype: DType, op: Option<ReduceOp>, count: usize) -> Operation {
     let mut operation = match op {
         Some(op) => Operation::reducing(kind, dtype, op, count),
         None => Operation { count, ..Operation::new(kind, dtype) },
@@ -38,44 +39,6 @@ fn small(ctx: &Ctx<'_>, kind: OpKind, dtype: DType, op: Option<ReduceOp>, count:
         operation.counts = (0..ctx.size() * ctx.size()).map(|pair| (pair + count) % 5).collect();
     }
     operation
-}
-
-fn refused_cells(ctx: &mut Ctx<'_>) -> CaseResult {
-    let mut comm = ctx.communicator()?;
-    let mut cells = Vec::new();
-    for kind in REDUCING {
-        let missing_kind = !ctx.capabilities().has_kind(kind);
-        for op in ReduceOp::ALL {
-            for dtype in DType::NUMERIC {
-                if missing_kind || !ctx.capabilities().reduces(op).contains(dtype) {
-                    cells.push((kind, dtype, Some(op)));
-                }
-            }
-        }
-    }
-    for kind in MOVING.into_iter().chain([OpKind::AllToAllV]) {
-        let missing_kind = !ctx.capabilities().has_kind(kind);
-        for dtype in DType::NUMERIC.into_iter().chain([DType::Opaque]) {
-            if missing_kind || !ctx.capabilities().moves().contains(dtype) {
-                cells.push((kind, dtype, None));
-            }
-        }
-    }
-    for (i, (kind, dtype, op)) in cells.into_iter().enumerate() {
-        let operation = small(ctx, kind, dtype, op, 4);
-        let (me, members) = (comm.rank(), comm.size());
-        let input = &inputs(&operation, 1, members)[me];
-        let mut buffers = Buffers::new(&operation, input, me, members);
-        ctx.note(|| operation.describe(&comm));
-        let result = perform(&mut comm, &operation, &mut buffers.src, &mut buffers.dst);
-        let refused = result.as_ref().err().map(|error| error.kind().name().starts_with("Unsupported"));
-        ensure!(refused == Some(true), "{} is not offered, but gave {result:?}", operation.describe(&comm));
-        buffers.check_untouched(&operation, input, me)?;
-        if i % 16 == 0 {
-            ctx.known_answer(&mut comm)?;
-        }
-    }
-    ctx.known_answer(&mut comm)
 }
 
 fn reducing_cells(ctx: &mut Ctx<'_>) -> CaseResult {
@@ -118,6 +81,14 @@ fn without_meaning(ctx: &mut Ctx<'_>) -> CaseResult {
     // Length 0 makes no difference.
     expect_error(comm.all_reduce_in_place::<i64>(&mut [], ReduceOp::Avg), kind, None)?;
     ctx.known_answer(&mut comm)
+}
+
+fn promised_cells(ctx: &mut Ctx<'_>) -> CaseResult {
+    let comm = ctx.communicator()?;
+    let Some(promise) = ctx.promise() else { return Ok(()) };
+    let missing = promise.missing_from(comm.capabilities());
+    ensure!(missing.is_empty(), "promised, but the table says no: {}", missing.join(", "));
+    Ok(())
 }
 
 fn same_table(ctx: &mut Ctx<'_>) -> CaseResult {

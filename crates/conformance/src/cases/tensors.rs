@@ -5,7 +5,7 @@ use crate::ctx::{Ctx, expect_error};
 use rankwise_core::{CommBackend, DType, Error, ErrorKind, Group, OpKind, ReduceOp, Tensor, TensorMut, TensorRef};
 
 const GATHER: &[Need] = &[Need::Kind(OpKind::AllGather)];
-const REDUCE: &[Need] = &[Need::Kind(OpKind::AllReduce)];
+const REDUCE: &[Need] = &[Need::Kind(OpKind::AllReduce), Need::Reduce(ReduceOp::Sum, DType::F32)];
 const SCATTER: &[Need] = &[Need::Kind(OpKind::ReduceScatter)];
 
 pub(super) const CASES: &[Case] = &[
@@ -83,9 +83,9 @@ fn reduce_shapes(ctx: &mut Ctx<'_>) -> CaseResult {
         ensure!(mine.as_slice::<f32>()? == tensor(ctx.rank(), shape)?.as_slice::<f32>()?, "the input was changed");
     }
     // Results of earlier calls are not scratch memory of later ones.
-    let first = backend.all_reduce(tensor(1, &[9])?.as_ref(), &group, ReduceOp::Max)?;
+    let first = backend.all_reduce(tensor(1, &[9])?.as_ref(), &group, ReduceOp::Sum)?;
     let kept = first.bytes().to_vec();
-    backend.all_reduce(tensor(2, &[9])?.as_ref(), &group, ReduceOp::Max)?;
+    backend.all_reduce(tensor(2, &[9])?.as_ref(), &group, ReduceOp::Sum)?;
     ensure!(first.bytes() == kept, "a later call changed an earlier result");
     Ok(())
 }

@@ -33,7 +33,7 @@ pub(super) const CASES: &[Case] = &[
         Need::Kind(OpKind::ReduceScatterV),
         Need::Kind(OpKind::AllReduce),
     ]),
-    Case::must("TK-96", "token: a group of one validates and copies", alone),
+    Case::must("TK-96", "token: a group of one validates and copies", alone).needs(BOTH),
 ];
 
 fn token(kind: OpKind, dtype: DType, width: usize, counts: Vec<usize>) -> Operation {

@@ -63,6 +63,8 @@ fn plan(drill: &Drill, backend: &str, seed: u64) -> Plan {
         seed,
         full: false,
         case_seconds: None,
+        promise: None,
+        deviations: Vec::new(),
     }
 }
 

@@ -214,7 +214,9 @@ impl Seat {
                 Error::new(ErrorKind::PeerLeft, format!("ranks {gone:?} left")).with_peers(self.global(gone))
             } else if start.elapsed() >= deadline {
                 let missing = self.global(absent());
-                Error::new(ErrorKind::Timeout, format!("ranks {missing:?} are missing")).with_peers(missing)
+                Error::new(ErrorKind::Timeout, format!("ranks {missing:?} are missing"))
+                    .with_peers(missing)
+                    .with_sequence(sequence)
             } else {
                 let rest = deadline.saturating_sub(start.elapsed()).min(Duration::from_millis(50));
                 state = self.table.changed.wait_timeout(state, rest).unwrap().0;

@@ -1,0 +1,113 @@
+//! The listening socket of a meeting place: lets in processes of this user that greet in time, and forgets all others.
+
+use crate::greeting::Greeting;
+use crate::packet_socket::{PacketBuffer, ReceiveError};
+use crate::peer::Peer;
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long a connection may take to greet.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Most connections that have not greeted yet.
+const PENDING: usize = 64;
+/// When there are that many, one that has been silent for this long makes room for the next: a rank greets at once.
+const SILENCE: Duration = Duration::from_millis(20);
+/// Pause after the kernel could not hand out a connection.
+const BREATH: Duration = Duration::from_millis(10);
+
+pub(crate) struct Door {
+    listener: OwnedFd,
+    pending: Vec<Pending>,
+    rests_until: Option<Instant>,
+}
+
+struct Pending {
+    socket: OwnedFd,
+    pid: u32,
+    since: Instant,
+}
+
+/// A process that has greeted.
+pub(crate) struct Arrival {
+    pub(crate) socket: OwnedFd,
+    pub(crate) pid: u32,
+    pub(crate) greeting: Greeting,
+}
+
+impl Door {
+    /// `listener` is a listening Unix packet socket that does not block.
+    pub(crate) fn new(listener: OwnedFd) -> Door {
+        Door { listener, pending: Vec::new(), rests_until: None }
+    }
+
+    /// Adds what to wait for, and until when at the latest.
+    pub(crate) fn poll<'a>(&'a self, polled: &mut Vec<PollFd<'a>>) -> Option<Instant> {
+        let now = Instant::now();
+        let mut until = self.pending.iter().map(|pending| pending.since + PATIENCE).min();
+        let mut by = |when: Instant| until = Some(until.map_or(when, |sooner| sooner.min(when)));
+        match self.rests_until.filter(|when| *when > now) {
+            Some(when) => by(when),
+            None if self.pending.len() < PENDING => polled.push(PollFd::new(&self.listener, PollFlags::IN)),
+            None => by(now + SILENCE),
+        }
+        polled.extend(self.pending.iter().map(|pending| PollFd::new(&pending.socket, PollFlags::IN)));
+        until
+    }
+
+    /// Those who have greeted since the last call; never blocks.
+    pub(crate) fn arrivals(&mut self, buffer: &mut PacketBuffer) -> Vec<Arrival> {
+        let mut arrived = Vec::new();
+        self.hear(buffer, &mut arrived);
+        // A bounded number, so that a flood does not starve those inside.
+        for _ in 0..PENDING {
+            if self.pending.len() == PENDING && !self.make_room() {
+                break;
+            }
+            match accept_with(&self.listener, SocketFlags::CLOEXEC) {
+                Ok(socket) => self.admit(socket),
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(_) => {
+                    self.rests_until = Some(Instant::now() + BREATH);
+                    break;
+                }
+            }
+        }
+        self.hear(buffer, &mut arrived);
+        arrived
+    }
+
+    fn admit(&mut self, socket: OwnedFd) {
+        let Ok(peer) = Peer::of(&socket) else { return };
+        if !peer.is_this_user() {
+            tracing::warn!(uid = peer.uid, "a process of another user knocked where this job meets");
+            return;
+        }
+        self.pending.push(Pending { socket, pid: peer.pid, since: Instant::now() });
+    }
+
+    fn make_room(&mut self) -> bool {
+        let oldest = self.pending.first().is_some_and(|pending| pending.since.elapsed() >= SILENCE);
+        if oldest {
+            self.pending.remove(0);
+        }
+        oldest
+    }
+
+    fn hear(&mut self, buffer: &mut PacketBuffer, arrived: &mut Vec<Arrival>) {
+        for pending in std::mem::take(&mut self.pending) {
+            match buffer.receive(&pending.socket) {
+                Ok(packet) => {
+                    if let Ok(greeting) = Greeting::decode(packet.bytes) {
+                        arrived.push(Arrival { socket: pending.socket, pid: pending.pid, greeting });
+                    }
+                }
+                Err(ReceiveError::WouldBlock) if pending.since.elapsed() < PATIENCE => self.pending.push(pending),
+                Err(_) => {}
+            }
+        }
+    }
+}

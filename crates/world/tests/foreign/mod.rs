@@ -1,0 +1,264 @@
+//! Starting ranks without our launcher, and looking at sockets from outside.
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+pub(crate) const ROLE: &str = "RANKWISE_TEST_ROLE";
+const WATCHDOG: Duration = Duration::from_secs(60);
+const NAME: &str = "SQUATTED_NAME";
+
+/// How a process ended, and what it printed.
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) text: String,
+}
+
+/// Processes of one job with torchrun's variables, in the order in which they were started.
+pub(crate) struct Ranks {
+    key: String,
+    envs: Vec<(String, String)>,
+    running: Vec<Running>,
+    lines: (Sender<String>, Receiver<String>),
+    size: usize,
+}
+
+struct Running {
+    child: Child,
+    output: Option<JoinHandle<String>>,
+    watched: bool,
+}
+
+/// A text that no other test has.
+fn unique() -> String {
+    let mut random = [0_u8; 16];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut random).unwrap();
+    random.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+impl Ranks {
+    pub(crate) fn new(size: usize, role: &str) -> Ranks {
+        let key = unique();
+        let mut ranks = Ranks { key: key.clone(), envs: Vec::new(), running: Vec::new(), lines: channel(), size };
+        for (name, value) in [
+            ("WORLD_SIZE", size.to_string().as_str()),
+            ("LOCAL_WORLD_SIZE", &size.to_string()),
+            ("MASTER_ADDR", "localhost"),
+            ("MASTER_PORT", "29500"),
+            ("TORCHELASTIC_RUN_ID", &key),
+            (ROLE, role),
+        ] {
+            ranks.set(name, value);
+        }
+        ranks
+    }
+
+    /// For those started from now on.
+    pub(crate) fn set(&mut self, name: &str, value: &str) {
+        self.envs.retain(|(known, _)| known != name);
+        self.envs.push((name.into(), value.into()));
+    }
+
+    pub(crate) fn start(&mut self, rank: usize) {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "as_a_rank", "--nocapture", "--test-threads=1"])
+            .envs(self.envs.iter().cloned())
+            .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
+        let lines = self.lines.0.clone();
+        let output = thread::spawn(move || {
+            let mut text = String::new();
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                text.push_str(&line);
+                text.push('\n');
+                let _ = lines.send(line);
+            }
+            let mut errors = Vec::new();
+            let _ = stderr.read_to_end(&mut errors);
+            text + &String::from_utf8_lossy(&errors)
+        });
+        self.running.push(Running { child, output: Some(output), watched: true });
+    }
+
+    pub(crate) fn start_all(&mut self) {
+        (0..self.size).for_each(|rank| self.start(rank));
+    }
+
+    pub(crate) fn pid(&self, started: usize) -> u32 {
+        self.running[started].child.id()
+    }
+
+    /// Until this text has come in so many lines.
+    pub(crate) fn wait_for(&self, text: &str, times: usize) {
+        let mut seen = Vec::new();
+        let until = Instant::now() + WATCHDOG;
+        while seen.iter().filter(|line: &&String| line.contains(text)).count() < times {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.lines.1.recv_timeout(left) {
+                Ok(line) => seen.push(line),
+                Err(_) => panic!("`{text}` did not come {times} times: {seen:#?}"),
+            }
+        }
+    }
+
+    pub(crate) fn kill(&mut self, started: usize) {
+        self.running[started].child.kill().unwrap();
+    }
+
+    /// Waits for one of the processes.
+    pub(crate) fn finish_one(&mut self, started: usize) -> Ended {
+        let running = &mut self.running[started];
+        let until = Instant::now() + WATCHDOG;
+        let status = loop {
+            if let Some(status) = running.child.try_wait().unwrap() {
+                break status;
+            }
+            if Instant::now() > until {
+                let _ = running.child.kill();
+                let text = running.output.take().map(|output| output.join().unwrap());
+                panic!("a rank does not end:\n{}", text.unwrap_or_default());
+            }
+            thread::sleep(Duration::from_millis(2));
+        };
+        running.watched = false;
+        let text = running.output.take().map(|output| output.join().unwrap());
+        Ended { code: status.code(), text: text.unwrap_or_default() }
+    }
+
+    /// Waits for all processes.
+    pub(crate) fn finish(&mut self) -> Vec<Ended> {
+        (0..self.running.len()).map(|started| self.finish_one(started)).collect()
+    }
+
+    pub(crate) fn all_done(&mut self) {
+        for (rank, Ended { code, text }) in self.finish().into_iter().enumerate() {
+            assert_eq!(code, Some(0), "rank {rank}:\n{text}");
+            assert!(text.contains("DONE"), "rank {rank}:\n{text}");
+        }
+    }
+
+    /// Where these ranks meet.
+    pub(crate) fn first_name(&self) -> String {
+        let mut hash = Sha256::new();
+        hash.update(rustix::process::geteuid().as_raw().to_le_bytes());
+        hash.update(format!("TORCHELASTIC_RUN_ID={} MASTER_PORT=29500", self.key).as_bytes());
+        let hex = hash.finalize()[..16].iter().fold(String::new(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}");
+            text
+        });
+        format!("rankwise-{hex}-0")
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for running in self.running.iter_mut().filter(|running| running.watched) {
+            let _ = running.child.kill();
+            let _ = running.child.wait();
+        }
+    }
+}
+
+/// Sockets of this process that accept connections: TCP of both kinds, and Unix; each by its inode.
+pub(crate) fn listeners_of_this_process() -> Vec<String> {
+    let own: Vec<String> = std::fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok())
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.trim_end_matches(']').to_string()))
+        .collect();
+    let mut found = Vec::new();
+    // Columns of the state and of the inode, and the state that means listening.
+    for (table, state, inode, listening) in [("tcp", 3, 9, "0A"), ("tcp6", 3, 9, "0A"), ("unix", 3, 6, "00010000")] {
+        let Ok(text) = std::fs::read_to_string(format!("/proc/self/net/{table}")) else { continue };
+        for line in text.lines().skip(1) {
+            let columns: Vec<&str> = line.split_ascii_whitespace().collect();
+            if columns.get(state) == Some(&listening) && columns.get(inode).is_some_and(|i| own.iter().any(|o| o == i))
+            {
+                found.push(format!("{table} {}", columns[inode]));
+            }
+        }
+    }
+    found
+}
+
+fn packet_socket() -> OwnedFd {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
+/// Connects so many times, as soon as somebody listens.
+pub(crate) fn knock(name: &str, times: usize) -> Vec<OwnedFd> {
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap();
+    let until = Instant::now() + WATCHDOG;
+    let mut sockets = Vec::new();
+    while sockets.len() < times && Instant::now() < until {
+        let socket = packet_socket();
+        match connect(&socket, &address) {
+            Ok(()) => sockets.push(socket),
+            Err(_) => thread::sleep(Duration::from_millis(2)),
+        }
+    }
+    sockets
+}
+
+/// What a squatter's process does: takes the name and never answers.
+pub(crate) fn squat() {
+    let name = std::env::var(NAME).unwrap();
+    let socket = packet_socket();
+    bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes()).unwrap()).unwrap();
+    listen(&socket, 4).unwrap();
+    println!("squatting");
+    thread::sleep(WATCHDOG);
+}
+
+pub(crate) struct Squatter(Child);
+
+impl Drop for Squatter {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A process of user 65534 that takes a name; `None`, with the reason printed, where it can't run.
+pub(crate) fn start_squatter(name: &str) -> Option<Squatter> {
+    // The program may lie where the other user cannot read it: hand it over by descriptor.
+    let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+    rustix::io::fcntl_setfd(&program, rustix::io::FdFlags::empty()).unwrap();
+    let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&program));
+    let child = Command::new(path)
+        .args(["--exact", "as_a_rank", "--nocapture", "--test-threads=1"])
+        .envs([(ROLE, "squatter"), (NAME, name)])
+        .current_dir("/")
+        .uid(65534)
+        .gid(65534)
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            println!("SKIPPED: a process of another user does not start here: {error}");
+            return None;
+        }
+    };
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let squatting = lines.map_while(Result::ok).any(|line| line.contains("squatting"));
+    let squatter = Squatter(child);
+    assert!(squatting, "the squatter does not get the name");
+    Some(squatter)
+}
