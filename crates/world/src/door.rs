@@ -1,6 +1,8 @@
 //! The listening socket of a meeting place: lets in processes of this user that greet in time, and forgets all others.
 
 use crate::greeting::Greeting;
+use crate::hub::Arrival;
+use crate::link::Link;
 use crate::packet_socket::{PacketBuffer, ReceiveError};
 use crate::peer::Peer;
 use rustix::event::{PollFd, PollFlags};
@@ -28,13 +30,6 @@ struct Pending {
     socket: OwnedFd,
     pid: u32,
     since: Instant,
-}
-
-/// A process that has greeted.
-pub(crate) struct Arrival {
-    pub(crate) socket: OwnedFd,
-    pub(crate) pid: u32,
-    pub(crate) greeting: Greeting,
 }
 
 impl Door {
@@ -102,7 +97,8 @@ impl Door {
             match buffer.receive(&pending.socket) {
                 Ok(packet) => {
                     if let Ok(greeting) = Greeting::decode(packet.bytes) {
-                        arrived.push(Arrival { socket: pending.socket, pid: pending.pid, greeting });
+                        let who = crate::hub::process(pending.pid);
+                        arrived.push(Arrival { link: Link::packets(pending.socket), who, greeting });
                     }
                 }
                 Err(ReceiveError::WouldBlock) if pending.since.elapsed() < PATIENCE => self.pending.push(pending),

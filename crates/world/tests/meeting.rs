@@ -273,7 +273,11 @@ fn two_processes_of_one_rank_are_both_named() {
         let second = ranks.finish_one(2);
         assert_eq!(second.code, Some(3), "{}", second.text);
         let [a, b] = [ranks.pid(twice), ranks.pid(2)];
-        assert!(second.text.contains(&format!("processes {a} and {b} both came as rank {twice}")), "{}", second.text);
+        assert!(
+            second.text.contains(&format!("process {a} and process {b} both came as rank {twice}")),
+            "{}",
+            second.text
+        );
         // The job is unharmed.
         ranks.start(2);
         for rank in [0, 1, 3] {

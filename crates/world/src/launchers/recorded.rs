@@ -206,7 +206,19 @@ fn tasks_per_node_are_counted() {
 }
 
 #[test]
-fn several_hosts_are_refused() {
-    let error = refused(&[SRUN, &[("SLURM_NTASKS", "8"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2)")]]);
-    assert!(matches!(error.kind(), ErrorKind::Unsupported { have, .. } if have == "4 of 8 ranks here"), "{error}");
+fn ranks_on_several_hosts_meet_at_rank_0() {
+    const TWO_NODES: Row = &[("SLURM_NTASKS", "8"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2)")];
+    const PLACE: Row =
+        &[("MASTER_ADDR", "node1"), ("RANKWISE_PORT", "7000"), ("RANKWISE_TOKEN_FILE", "/run/secret/token")];
+    let Origin::Spread(spread) = read(&[SRUN, TWO_NODES, PLACE]).unwrap() else { panic!() };
+    assert_eq!((spread.rank, spread.size, spread.local_rank, spread.local_size), (3, 8, 3, 4));
+    assert_eq!((&spread.point.host[..], spread.point.port), ("node1", 7000));
+    assert_eq!(spread.key, "SLURM_JOB_ID.SLURM_STEP_ID=4711.2");
+    assert!(refused(&[SRUN, TWO_NODES]).message().contains("RANKWISE_ADDRESS"));
+    // What torchrun's agent serves is not ours.
+    let error = refused(&[TORCHRUN, &[("WORLD_SIZE", "8")]]);
+    assert!(error.message().contains("RANKWISE_PORT"), "{error}");
+    // A PMI server is one of this host only.
+    let error = refused(&[MPICH, &[("PMI_SIZE", "4")], PLACE]);
+    assert!(error.message().contains("RANKWISE_JOB_ID"), "{error}");
 }

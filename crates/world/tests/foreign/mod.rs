@@ -1,11 +1,15 @@
 //! Starting ranks without our launcher, and looking at sockets from outside.
 
+// Each test binary uses its part of this.
+#![allow(dead_code)]
+
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -28,6 +32,10 @@ pub(crate) struct Ranks {
     running: Vec<Running>,
     lines: (Sender<String>, Receiver<String>),
     size: usize,
+    /// Ranks of one host.
+    per_host: usize,
+    /// For each host, the command that the program is started under.
+    hosts: Vec<Vec<String>>,
 }
 
 struct Running {
@@ -49,7 +57,15 @@ fn unique() -> String {
 impl Ranks {
     pub(crate) fn new(size: usize, role: &str) -> Ranks {
         let key = unique();
-        let mut ranks = Ranks { key: key.clone(), envs: Vec::new(), running: Vec::new(), lines: channel(), size };
+        let mut ranks = Ranks {
+            key: key.clone(),
+            envs: Vec::new(),
+            running: Vec::new(),
+            lines: channel(),
+            size,
+            per_host: size,
+            hosts: Vec::new(),
+        };
         for (name, value) in [
             ("WORLD_SIZE", size.to_string().as_str()),
             ("LOCAL_WORLD_SIZE", &size.to_string()),
@@ -63,6 +79,17 @@ impl Ranks {
         ranks
     }
 
+    /// Spreads the ranks evenly over hosts, which meet at this address and a free port of it; each host is a command that the
+    /// program is started under.
+    pub(crate) fn spread(&mut self, address: &str, port: u16, token: &Path, hosts: &[&[&str]]) {
+        self.per_host = self.size / hosts.len();
+        self.hosts = hosts.iter().map(|command| command.iter().map(|word| word.to_string()).collect()).collect();
+        self.set("LOCAL_WORLD_SIZE", &self.per_host.to_string());
+        self.set("MASTER_ADDR", address);
+        self.set("RANKWISE_PORT", &port.to_string());
+        self.set("RANKWISE_TOKEN_FILE", token.to_str().unwrap());
+    }
+
     /// For those started from now on.
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.envs.retain(|(known, _)| known != name);
@@ -70,10 +97,20 @@ impl Ranks {
     }
 
     pub(crate) fn start(&mut self, rank: usize) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let exe = std::env::current_exe().unwrap();
+        let wrapped = self.hosts.get(rank / self.per_host).filter(|command| !command.is_empty());
+        let mut command = match wrapped {
+            Some(wrapper) => {
+                let mut command = Command::new(&wrapper[0]);
+                command.args(&wrapper[1..]).arg(exe);
+                command
+            }
+            None => Command::new(exe),
+        };
+        let mut child = command
             .args(["--exact", "as_a_rank", "--nocapture", "--test-threads=1"])
             .envs(self.envs.iter().cloned())
-            .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())])
+            .envs([("RANK", rank.to_string()), ("LOCAL_RANK", (rank % self.per_host).to_string())])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
