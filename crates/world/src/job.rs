@@ -12,6 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group, pidfd_send_signal};
 use std::io;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::rc::Rc;
@@ -70,8 +71,10 @@ pub enum StopReason {
 pub struct Outcome {
     /// The rank that failed first, unless the job was being ended already.
     pub first_failure: Option<(usize, Exit)>,
-    /// How each rank ended.
+    /// How each rank of this host ended.
     pub exits: Vec<Exit>,
+    /// Global rank of the first of them.
+    pub first_rank: usize,
     /// The job's timeout passed.
     pub timed_out: bool,
     /// The signal that ended the job.
@@ -117,7 +120,7 @@ impl Outcome {
             _ if self.timed_out => format!("timed out after {:.1} s", self.elapsed.as_secs_f64()),
             _ => match (&self.output_error, stuck) {
                 (Some(error), _) => format!("the output cannot be written ({error}), so the job was ended"),
-                (None, Some((rank, exit))) => format!("rank {rank}: {exit}"),
+                (None, Some((rank, exit))) => format!("rank {}: {exit}", self.first_rank + rank),
                 (None, None) => return None,
             },
         })
@@ -137,6 +140,9 @@ pub struct Job {
 
 pub(crate) struct JobParts {
     pub(crate) id: u128,
+    /// Global rank of the first one here.
+    pub(crate) first_rank: usize,
+    pub(crate) listens_on: Option<SocketAddr>,
     pub(crate) hub: Hub,
     pub(crate) guardian: Guardian,
     pub(crate) signals: Option<Rc<CaughtSignals>>,
@@ -252,6 +258,15 @@ impl Job {
         self.output = Some(reader);
     }
 
+    pub(crate) fn first_rank(&self) -> usize {
+        self.parts.first_rank
+    }
+
+    /// Where rank 0 of a job on several hosts listens, if this launcher starts that.
+    pub fn listens_on(&self) -> Option<SocketAddr> {
+        self.parts.listens_on
+    }
+
     /// The job's id, as the ranks see it.
     pub fn id(&self) -> u128 {
         self.parts.id
@@ -283,6 +298,7 @@ impl Job {
         let mut outcome = Outcome {
             first_failure: None,
             exits: Vec::new(),
+            first_rank: self.parts.first_rank,
             timed_out: false,
             interrupted: None,
             output_error: None,
@@ -388,6 +404,7 @@ impl Job {
         ended.sort_by_key(|(rank, exit)| (!matches!(exit, Exit::Signal(_)), *rank));
         for (rank, exit) in ended {
             self.parts.hub.rank_gone(rank, rank_end(exit));
+            let rank = self.parts.first_rank + rank;
             let natural = matches!(phase, Phase::Running);
             if natural && !exit.success() && outcome.first_failure.is_none() {
                 outcome.first_failure = Some((rank, exit));

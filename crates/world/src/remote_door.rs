@@ -9,7 +9,7 @@ use crate::tcp;
 use crate::token::{Token, random_bytes};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags, SocketFlags, acceptfrom_with, recv, send};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags, acceptfrom_with, recv, send, shutdown};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -152,6 +152,13 @@ impl RemoteDoor {
                 }
             };
         }
+    }
+}
+
+impl Drop for RemoteDoor {
+    fn drop(&mut self) {
+        // Ends the listening also where another descriptor of the socket is open, as the inherited one is.
+        let _ = shutdown(&self.listener, Shutdown::Read);
     }
 }
 

@@ -6,6 +6,7 @@ mod foreign;
 
 use foreign::{Ended, ROLE, Ranks};
 use rankwise_core::{ErrorKind, Group};
+use rankwise_world::launch::{Across, Event, Exit, Launch, Output};
 use rankwise_world::{Attachment, PeerStatus, Token, World};
 use std::fs::File;
 use std::path::PathBuf;
@@ -299,4 +300,49 @@ fn what_stands_in_the_way_is_said_at_once() {
         assert!(text.contains(expected), "{name}={value}: {text}");
         assert!(started.elapsed() < LONG / 2);
     }
+}
+
+#[test]
+fn launchers_on_several_hosts_start_one_job() {
+    let token = TokenFile::new();
+    let start = |node: usize, port: u16| {
+        let exe = std::env::current_exe().unwrap();
+        Launch::new(2, exe)
+            .args(["--exact", "as_a_rank", "--nocapture", "--test-threads=1"])
+            .env(ROLE, "identity")
+            .env("LOCAL_WORLD_SIZE", "2")
+            .timeout(LONG)
+            .output(Output::Lines)
+            .across(Across::new(3, node, "127.0.0.1", port, &token.0))
+            .spawn()
+    };
+    let first = start(0, 0).unwrap();
+    let port = first.listens_on().unwrap().port();
+    // That of a job that runs is taken.
+    assert_eq!(start(0, port).map(drop).unwrap_err().kind(), &ErrorKind::AddrInUse);
+    assert_eq!(start(3, port).map(drop).unwrap_err().kind(), &ErrorKind::InvalidArgument);
+    assert_eq!(start(1, 0).map(drop).unwrap_err().kind(), &ErrorKind::InvalidArgument);
+    let run = |job: rankwise_world::launch::Job| {
+        let mut lines = Vec::new();
+        let outcome = job.run(&mut |event| {
+            if let Event::Line { rank, text, .. } = event {
+                lines.push(format!("[{rank}] {}", String::from_utf8_lossy(&text)));
+            }
+        });
+        assert_eq!(outcome.exits, [Exit::Code(0); 2], "{}", lines.join("\n"));
+        lines
+    };
+    thread::scope(|scope| {
+        // A job stays on the thread that started it.
+        let others: Vec<_> = [1, 2].map(|node| scope.spawn(move || run(start(node, port).unwrap()))).into();
+        let mut lines = run(first);
+        lines.extend(others.into_iter().flat_map(|other| other.join().unwrap()));
+        for rank in 0..6 {
+            let done = format!("DONE {rank} of 6");
+            assert!(
+                lines.iter().any(|line| line.starts_with(&format!("[{rank}]")) && line.contains(&done)),
+                "{lines:#?}"
+            );
+        }
+    });
 }
