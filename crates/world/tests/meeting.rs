@@ -102,20 +102,42 @@ fn ranks_come_in_any_order_and_late() {
 
 #[test]
 fn open_mpi_starts_ranks() {
-    under_mpi("mpirun.openmpi", &["-n", "3", "--oversubscribe"], "mpirun");
+    if is_here("mpirun.openmpi", "--version") {
+        under("mpirun.openmpi", &["-n", "3", "--oversubscribe"], "mpirun");
+    }
 }
 
 #[test]
 fn mpich_starts_ranks() {
-    under_mpi("mpirun.mpich", &["-n", "3"], "mpiexec");
+    if is_here("mpirun.mpich", "--version") {
+        under("mpirun.mpich", &["-n", "3"], "mpiexec");
+    }
 }
 
-/// Runs the identity role under an MPI launcher, directly and behind a shell.
-fn under_mpi(launcher: &str, args: &[&str], source: &str) {
-    if Command::new(launcher).arg("--version").output().is_err() {
-        println!("SKIPPED: there is no {launcher} here");
+#[test]
+fn srun_starts_ranks() {
+    if !is_here("srun", "--version") {
         return;
     }
+    // The command is there; is a cluster?
+    let state = Command::new("timeout").args(["5", "sinfo", "--noheader", "--format=%a"]).output().unwrap();
+    if !state.status.success() || !String::from_utf8_lossy(&state.stdout).contains("up") {
+        println!("SKIPPED: no Slurm cluster answers here");
+        return;
+    }
+    under("srun", &["-N", "1", "-n", "3", "--overcommit"], "srun");
+}
+
+fn is_here(launcher: &str, harmless: &str) -> bool {
+    let here = Command::new(launcher).arg(harmless).output().is_ok();
+    if !here {
+        println!("SKIPPED: there is no {launcher} here");
+    }
+    here
+}
+
+/// Runs the identity role under a launcher, directly and behind a shell.
+fn under(launcher: &str, args: &[&str], source: &str) {
     let exe = std::env::current_exe().unwrap();
     let direct = vec![exe.to_str().unwrap().to_string()];
     let script = format!("true; '{}' \"$@\"; exit $?", exe.display());

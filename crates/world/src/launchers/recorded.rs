@@ -1,5 +1,5 @@
-//! Environments as launchers set them (what concerns joining), and what is read from them. Those of Open MPI 4 and MPICH were
-//! taken from running jobs, the others from the launchers' documentation.
+//! Environments as launchers set them (what concerns joining), and what is read from them. Those of Open MPI 4, MPICH, and Slurm
+//! without special steps were taken from running jobs, the others from the launchers' documentation.
 
 use crate::environment::{Origin, origin};
 use crate::launchers::{Claim, Launcher};
@@ -56,7 +56,7 @@ const MPICH: Row = &[
     ("HYDI_CONTROL_FD", "7"),
 ];
 
-/// `srun -n 4` on one node, task 3, with --mpi=none.
+/// `srun -n 4` on one node, task 3, with --mpi=none (Slurm 22.05).
 const SRUN: Row = &[
     ("SLURM_JOB_ID", "4711"),
     ("SLURM_STEP_ID", "2"),
