@@ -29,6 +29,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "examples", minutes: 10, checks: "the examples, alone and as four ranks" },
     Step { name: "conformance", minutes: 20, checks: "the contract on every backend, mutants and drills" },
     Step { name: "loom", minutes: 15, checks: "models of the shared-memory protocol" },
+    Step { name: "peers", minutes: 10, checks: "the programs that measure other libraries" },
     Step { name: "readme", minutes: 20, checks: "the commands of the documentation" },
 ];
 

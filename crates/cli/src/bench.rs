@@ -1,14 +1,15 @@
 //! `rankwise bench`: how fast collectives are on this machine, every result checked.
 //!
-//! `job` starts the ranks and prints; `rank` is what each of them does. `args` and `size` read the command line into cells
+//! `job` measures a sweep and prints, with ranks that `launched` starts; `rank` is what each of them does. `args` and `size` read the command line into cells
 //! (`cell`, `op`); `pattern` and `elem` are the values; `calls` is one cell on one rank, `measure` times it with the clock of
 //! `clock` and the barrier of `page`; `report` prints, and `osu` in OSU's form.
 //!
 //! `command` is the command line around the sweep. `results` reads and writes files of raw results (`origin` is their first
 //! line, `measured` the others), `baseline` and `compare` judge them by the intervals of `interval`; `rounds` measures
-//! backends in turn, `comparison` prints. `sink` is where the rows of a job go.
+//! backends in turn, `comparison` prints, `contenders` finds them in a single file. `sink` is where the rows of a job go, and
+//! `pictures` draws them.
 //!
-//! `workload` replays the communication of models instead.
+//! `peers` measures other libraries in the same rounds. `workload` replays the communication of models instead.
 //!
 //! Not here: the backends, which are used through their public interface like any program uses them.
 
@@ -20,9 +21,11 @@ mod clock;
 mod command;
 mod compare;
 mod comparison;
+mod contenders;
 mod elem;
 mod interval;
 mod job;
+mod launched;
 mod measure;
 mod measured;
 mod op;
@@ -30,6 +33,8 @@ mod origin;
 mod osu;
 mod page;
 mod pattern;
+mod peers;
+mod pictures;
 mod rank;
 mod report;
 mod results;
@@ -47,11 +52,14 @@ use std::process::ExitCode;
 impl BenchCommand {
     /// The command itself.
     pub(crate) fn run(self) -> ExitCode {
+        if let (None, Some(dir)) = (&self.part, &self.peers.peers) {
+            return peers::run(dir, &self.sweep, &self.files, &self.peers);
+        }
         match (&self.part, self.sweep.list_workloads, self.sweep.workload.is_empty()) {
             (Some(Part::Compare(args)), ..) => compare::run(args),
             (None, true, _) => workload::list(),
             (None, false, true) => job::run(&self.sweep, &self.files),
-            (None, false, false) => workload::run(&self.sweep),
+            (None, false, false) => workload::run(&self.sweep, &self.files),
         }
     }
 }

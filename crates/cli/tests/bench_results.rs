@@ -175,7 +175,8 @@ fn unusable_files_and_arguments_are_named() {
     refused(&["compare", &good, &bad], &format!("{bad}:2: is no JSON, or cut off"));
     refused(&["compare", &good, &folder.file("none")], "is no file");
     refused(&["compare", &good, "shm"], "measure the backend with --output first");
-    refused(&["compare", &good], "2 values required");
+    refused(&["compare", &good], "holds nothing to compare; name a second file");
+    refused(&["compare shm"], "name a second backend to compare shm with");
     refused(&["compare", &good, &good, "--rounds 9"], "--rounds is for backends");
     refused(&["compare", &good, &good, "--format csv"], "--format json");
     refused(&["compare shm shm --backend shm"], "--backend");

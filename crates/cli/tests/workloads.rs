@@ -64,6 +64,20 @@ fn the_documented_example_prints_a_table() {
 }
 
 #[test]
+fn rows_go_to_a_file_too() {
+    let path = written("rows.jsonl", "");
+    let file = path.display();
+    let found = bench(&format!("--workload llama3-8b-decode --ranks 2 --iters 3 --format json --output {file}"));
+    assert!(found.status.success(), "{}", text(&found.stderr));
+    let kept = std::fs::read_to_string(&path).unwrap();
+    let (header, rows) = kept.split_once('\n').unwrap();
+    assert_eq!(rows, text(&found.stdout));
+    assert_eq!(serde_json::from_str::<Value>(header).unwrap()["schema"], 1);
+    let compared = bench(&format!("compare {file} {file}"));
+    assert!(text(&compared.stderr).contains(&format!("{file}:2: is a workload's row")), "{}", text(&compared.stderr));
+}
+
+#[test]
 fn the_list_names_what_can_be_replayed() {
     let found = bench("--list-workloads");
     assert!(found.status.success());
@@ -90,6 +104,9 @@ fn wrong_arguments_are_named_before_anything_runs() {
         ("--workload llama3-8b-decode --ranks 3000000000".to_string(), "3000000000"),
         ("--workload llama3-8b-decode --backend tin-cans".to_string(), "tin-cans"),
         ("--workload llama3-8b-decode --format csv".to_string(), "json"),
+        ("--workload llama3-8b-decode --format osu".to_string(), "json"),
+        ("--workload llama3-8b-decode --baseline before.jsonl".to_string(), "--baseline"),
+        ("compare shm shm --workload llama3-8b-decode".to_string(), "--workload"),
         ("--workload llama3-8b-decode --op barrier".to_string(), "--op"),
     ] {
         let found = bench(&arguments);

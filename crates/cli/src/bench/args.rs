@@ -48,8 +48,8 @@ pub(crate) struct BenchArgs {
     #[arg(long)]
     pub(crate) alloc: bool,
     /// Bind ranks to CPUs: cores = in turn, as MPI launchers do; auto = only if there is one for each
-    #[arg(long, value_enum, default_value_t = Pin::Cores)]
-    pub(crate) pin: Pin,
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PIN", default_value = "cores")]
+    pub(crate) pin: Vec<Pin>,
     /// Replay models instead of measuring operations: names of `--list-workloads`, `all`, or TOML files
     #[arg(
         long,

@@ -1,6 +1,7 @@
 //! The command line of `rankwise bench` around the sweep: result files, baseline, `compare`.
 
 use super::args::BenchArgs;
+use super::pictures::PictureFiles;
 use clap::{Args, Subcommand};
 
 /// Measure collectives between processes of this host, every result checked.
@@ -24,6 +25,8 @@ pub(crate) struct BenchCommand {
     #[command(flatten)]
     pub(crate) files: Files,
     #[command(flatten)]
+    pub(crate) peers: PeerArgs,
+    #[command(flatten)]
     pub(crate) sweep: BenchArgs,
 }
 
@@ -43,6 +46,24 @@ pub(crate) struct Files {
     /// How many times as long as in the baseline a cell may take
     #[arg(long, value_name = "RATIO", default_value_t = 1.1, requires = "baseline", value_parser = tolerance)]
     pub(crate) tolerance: f64,
+    #[command(flatten)]
+    pub(crate) pictures: PictureFiles,
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PeerArgs {
+    /// Also measure the libraries that `peers/setup DIR` prepared, taking turns, and print their times by the first backend's
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["baseline", "workload", "list_workloads"])]
+    pub(crate) peers: Option<String>,
+    /// Only these of them
+    #[arg(long, value_delimiter = ',', value_name = "NAME", requires = "peers")]
+    pub(crate) peer: Vec<String>,
+    /// Rounds, each with its share of the budget [default: 9]
+    #[arg(long, value_name = "N", requires = "peers", value_parser = clap::value_parser!(u32).range(6..=1000))]
+    pub(crate) rounds: Option<u32>,
+    /// Give a peer up that says nothing for so long [default: 60 and what 20 budgets take]
+    #[arg(long, value_name = "SECONDS", requires = "peers", value_parser = seconds)]
+    pub(crate) peer_timeout: Option<f64>,
 }
 
 /// Compare backends or result files, cell by cell, with 95 % intervals.
@@ -53,11 +74,14 @@ pub(crate) struct Files {
 #[derive(Args, Clone, Debug)]
 #[command(
     mut_arg("backend", |arg| arg.hide(true).conflicts_with("what")),
+    mut_arg("workload", |arg| arg.hide(true).conflicts_with("what")),
+    mut_arg("list_workloads", |arg| arg.hide(true).conflicts_with("what")),
     after_help = "Example: rankwise bench compare before.jsonl after.jsonl"
 )]
 pub(crate) struct CompareArgs {
-    /// Backends, or files written by `rankwise bench --output`; the first is what the others are compared with
-    #[arg(required = true, num_args = 2..=26, value_name = "BACKEND|FILE")]
+    /// Backends, or files written by `rankwise bench --output`; the first is what the others are compared with. Or one file that
+    /// holds several backends
+    #[arg(required = true, num_args = 1..=26, value_name = "BACKEND|FILE")]
     pub(crate) what: Vec<String>,
     /// Rounds, each with its share of the budget [default: 9]. For backends, like the options of the sweep below
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(6..=1000))]
@@ -66,10 +90,17 @@ pub(crate) struct CompareArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) output: Option<String>,
     #[command(flatten)]
+    pub(crate) pictures: PictureFiles,
+    #[command(flatten)]
     pub(crate) sweep: BenchArgs,
 }
 
 fn tolerance(text: &str) -> Result<f64, String> {
     let ratio = text.parse::<f64>().ok().filter(|ratio| *ratio >= 1.0 && ratio.is_finite());
     ratio.ok_or_else(|| "not a ratio of at least 1, for example 1.1".into())
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| *seconds > 0.0 && *seconds <= 1e6);
+    seconds.ok_or_else(|| "not a number of seconds above 0 and at most 1e6".into())
 }

@@ -3,8 +3,10 @@
 use super::args::Format;
 use super::command::CompareArgs;
 use super::comparison::{Compared, Comparison};
+use super::contenders::Contenders;
 use super::interval::Ratio;
 use super::job::refuse;
+use super::pictures::{Figures, title};
 use super::results::{Cells, Key, Results};
 use super::rounds;
 use std::collections::HashSet;
@@ -26,7 +28,10 @@ pub(crate) fn run(args: &CompareArgs) -> ExitCode {
     }
     match kind(&args.what) {
         Err(message) => refuse(&message),
-        Ok(Kind::Backend) => rounds::run(args),
+        Ok(Kind::Backend) if args.what.len() == 1 => {
+            refuse(&format!("name a second backend to compare {} with, {0} again for example", args.what[0]))
+        }
+        Ok(Kind::Backend) => rounds::compare(args),
         Ok(Kind::File) if args.output.is_some() => refuse("--output is for backends; files are results already"),
         Ok(Kind::File) if args.rounds.is_some() => refuse("--rounds is for backends; files were measured already"),
         Ok(Kind::File) => files(args).unwrap_or_else(|message| refuse(&message)),
@@ -50,16 +55,65 @@ fn kind(what: &[String]) -> Result<Kind, String> {
 }
 
 fn files(args: &CompareArgs) -> Result<ExitCode, String> {
-    let results = args.what.iter().map(|path| Results::read(path)).collect::<Result<Vec<_>, _>>()?;
+    args.pictures.check(&args.what.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let mut results = args.what.iter().map(|path| Results::read(path)).collect::<Result<Vec<_>, _>>()?;
+    if results.len() == 1 {
+        return one_file(args, results.remove(0));
+    }
     let (cells, rest) = side_by_side(&results);
     if cells.iter().all(|cell| cell.ratios.iter().all(Option::is_none)) {
         return Err(format!("{} has no cell in common with the others", args.what[0]));
     }
     let json = args.sweep.format == Format::Json;
-    Ok(match print_files(&mut Comparison::new(io::stdout(), json, args.what.clone()), &results, &cells, &rest) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(141),
-    })
+    if print_files(&mut Comparison::new(io::stdout(), json, args.what.clone()), &results, &cells, &rest).is_err() {
+        return Ok(ExitCode::from(141));
+    }
+    let more =
+        |(results, alone): (&Results, &usize)| format!("{} has {alone} more cells, which are not shown", results.path);
+    let figures = || Figures {
+        title: title(&args.what),
+        names: args.what.clone(),
+        remarks: results.iter().skip(1).zip(&rest).filter(|(_, alone)| **alone > 0).map(more).collect(),
+        origins: results.iter().map(|results| (results.path.clone(), results.origin.clone())).collect(),
+        cells,
+        ..Figures::default()
+    };
+    Ok(if args.pictures.draw(figures) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The comparison that one file holds.
+fn one_file(args: &CompareArgs, results: Results) -> Result<ExitCode, String> {
+    let contenders = Contenders::of(&results.cells);
+    if contenders.names.len() < 2 {
+        return Err(format!(
+            "{} holds nothing to compare; name a second file, or write one with `rankwise bench compare A B --output`",
+            results.path
+        ));
+    }
+    let json = args.sweep.format == Format::Json;
+    let mut comparison = Comparison::new(io::stdout(), json, contenders.names.clone());
+    let how = match contenders.paired {
+        true => "ratio: median over the rounds of the ratio in each, the backends taking turns",
+        false => FILES,
+    };
+    let printed = comparison
+        .legend(how)
+        .and_then(|()| comparison.comment(&described(&results)))
+        .and_then(|()| contenders.cells.iter().try_for_each(|cell| comparison.cell(cell)))
+        .and_then(|()| comparison.finish());
+    if printed.is_err() {
+        return Ok(ExitCode::from(141));
+    }
+    let figures = || Figures::of(contenders, results.origin, Vec::new());
+    Ok(if args.pictures.draw(figures) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+const FILES: &str = "ratio: of the medians; the interval joins those of both, within the runs but not from run to run";
+
+fn described(results: &Results) -> String {
+    let origin = &results.origin;
+    let commit = origin.git.as_deref().unwrap_or("commit unknown");
+    format!("{}: {}, {commit}, {}: {}", results.path, origin.date, origin.host, origin.machine())
 }
 
 fn print_files(
@@ -68,18 +122,9 @@ fn print_files(
     cells: &[Compared],
     rest: &[usize],
 ) -> io::Result<()> {
-    comparison
-        .legend("ratio: of the medians; the interval joins those of both, within the runs but not from run to run")?;
+    comparison.legend(FILES)?;
     for results in results {
-        let origin = &results.origin;
-        let commit = origin.git.as_deref().unwrap_or("commit unknown");
-        comparison.comment(&format!(
-            "{}: {}, {commit}, {}: {}",
-            results.path,
-            origin.date,
-            origin.host,
-            origin.machine()
-        ))?;
+        comparison.comment(&described(results))?;
     }
     for cell in cells {
         comparison.cell(cell)?;
@@ -109,6 +154,7 @@ fn side_by_side(results: &[Results]) -> (Vec<Compared>, Vec<usize>) {
         Compared {
             cell: base.row.clone(),
             times_us: found.iter().map(|cell| (*cell)?.times.median()).collect(),
+            intervals_us: found.iter().map(|cell| (*cell)?.times.interval()).collect(),
             ratios: found[1..].iter().map(|cell| Ratio::independent(&base.times, &(*cell)?.times)).collect(),
         }
     };

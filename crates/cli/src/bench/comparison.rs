@@ -12,6 +12,8 @@ pub(crate) struct Compared {
     pub(crate) cell: Row,
     /// Median of each, in microseconds, where it was measured.
     pub(crate) times_us: Vec<Option<f64>>,
+    /// 95 % interval of each median, where there are enough values.
+    pub(crate) intervals_us: Vec<Option<(f64, f64)>>,
     /// Of the second contender on, to the first.
     pub(crate) ratios: Vec<Option<Ratio>>,
 }
@@ -146,6 +148,7 @@ mod tests {
         Compared {
             cell: super::super::report::tests::row(bytes, false),
             times_us: vec![Some(2.0), Some(2.0 * ratio), None],
+            intervals_us: vec![None; 3],
             ratios: vec![Some(around(ratio)), None],
         }
     }

@@ -58,11 +58,7 @@ impl Ratio {
     /// From runs that have nothing to do with each other: the ratio of the medians. Each median has a 97.5 % interval, so both
     /// hold together with at least 95 %. They are wider by half a step of the clock on each side.
     pub(crate) fn independent(base: &Times, other: &Times) -> Option<Ratio> {
-        let bounds = |times: &Times| {
-            let (low, high) = median_interval(&sorted(times.medians_us.clone()), 0.975)?;
-            Some((low - times.resolution_us / 2.0, high + times.resolution_us / 2.0))
-        };
-        let interval = bounds(base).zip(bounds(other));
+        let interval = base.bounds(0.975).zip(other.bounds(0.975));
         Some(Ratio {
             value: quotient(other.median()?, base.median()?),
             interval: interval.map(|(base, other)| (quotient(other.0, base.1), quotient(other.1, base.0))),
@@ -87,6 +83,16 @@ impl Ratio {
 impl Times {
     pub(crate) fn median(&self) -> Option<f64> {
         median(&sorted(self.medians_us.clone()))
+    }
+
+    /// Where the true median lies with 95 %; none when there are too few values.
+    pub(crate) fn interval(&self) -> Option<(f64, f64)> {
+        self.bounds(0.95)
+    }
+
+    fn bounds(&self, confidence: f64) -> Option<(f64, f64)> {
+        let (low, high) = median_interval(&sorted(self.medians_us.clone()), confidence)?;
+        Some((low - self.resolution_us / 2.0, high + self.resolution_us / 2.0))
     }
 }
 

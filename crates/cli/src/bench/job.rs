@@ -1,20 +1,17 @@
 //! The launcher's side: one job for each backend and number of ranks, and the report.
 
-use super::args::{BenchArgs, Pin, Sweep, once};
+use super::args::{BenchArgs, Sweep, once};
 use super::baseline::Baseline;
 use super::command::Files;
+use super::contenders::Contenders;
+use super::launched::{self, Job, Placement, Terminal};
 use super::origin::Origin;
-use super::report::{MARK, Message, Report};
+use super::pictures::Figures;
+use super::report::{Message, Report};
 use super::results::{Cells, Writer, same_file};
-use super::sink::{Job, Sink, SweepSink};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rankwise_world::launch::{Event, Interrupts, Launch, Output, Stream};
-use std::io::{self, Write};
+use super::sink::{Sink, SweepSink};
+use std::io;
 use std::process::ExitCode;
-use std::time::Duration;
-
-/// Hidden subcommand that the ranks run.
-pub(crate) const RANK_COMMAND: &str = "__bench-rank";
 
 /// Memory of a rank besides its buffers.
 pub(crate) const RANK_OVERHEAD: u64 = 8 << 20;
@@ -31,6 +28,12 @@ pub(crate) enum Trouble {
     File(String),
 }
 
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Trouble {
+        Trouble::Output(error)
+    }
+}
+
 /// Runs the whole benchmark.
 pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
     let (sweep, baseline, mut sink) = match prepare(args, files) {
@@ -38,15 +41,16 @@ pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
         Err(Trouble::Usage(message) | Trouble::File(message)) => return refuse(&message),
         Err(_) => return ExitCode::FAILURE,
     };
-    let mut failures = 0;
+    let (origin, mut failures) = (Origin::here(), 0);
     let result = header(args, &mut sink.report)
-        .map_err(Trouble::Output)
+        .map_err(Trouble::from)
         .and_then(|()| measure_all(args, &sweep, &mut sink, &mut failures));
     let report = &mut sink.report;
     let finished = match &result {
         Err(Trouble::Usage(message)) => return refuse(message),
         Err(Trouble::Output(error)) => return crate::output_failed(error),
         Err(Trouble::Interrupted(signal)) => {
+            sink.remarks.push(format!("interrupted by signal {signal}"));
             let _ = report.comment(&format!("interrupted by signal {signal}; what was measured so far is above"));
             report.finish()
         }
@@ -62,9 +66,11 @@ pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
             return ExitCode::from(141);
         }
     }
+    let cells = sink.kept.unwrap_or_default();
+    let drawn = files.pictures.draw(|| Figures::of(Contenders::of(&cells), origin, sink.remarks));
     match (finished, result) {
         (_, Err(Trouble::Interrupted(signal))) => ExitCode::from(128_u8.wrapping_add(signal as u8)),
-        (Ok(true), Ok(())) if failures > 0 || judgement.slower > 0 => ExitCode::FAILURE,
+        (Ok(true), Ok(())) if failures > 0 || judgement.slower > 0 || !drawn => ExitCode::FAILURE,
         (Ok(true), Ok(())) if judgement.missing > 0 => ExitCode::from(2),
         (Ok(true), Ok(())) => ExitCode::SUCCESS,
         (Ok(false), _) => {
@@ -94,11 +100,13 @@ fn prepare(args: &BenchArgs, files: &Files) -> Result<(Sweep, Option<Baseline>, 
     {
         return Err(Trouble::Usage(format!("--output would replace the baseline {path}; name another file")));
     }
+    let others = [&files.output, &files.baseline].into_iter().flatten().map(String::as_str).collect::<Vec<_>>();
+    files.pictures.check(&others).map_err(Trouble::Usage)?;
     let output = files.output.as_deref().map(|path| Writer::create(path, &Origin::here()));
     let output = output.transpose().map_err(Trouble::File)?;
     let report = Report::new(io::stdout(), args.format, args.in_place);
-    let kept = baseline.is_some().then(Cells::default);
-    Ok((sweep, baseline, SweepSink { report, output, kept }))
+    let kept = (baseline.is_some() || files.pictures.wanted()).then(Cells::default);
+    Ok((sweep, baseline, SweepSink { report, output, kept, remarks: Vec::new() }))
 }
 
 /// Checks what can be checked before any rank is started.
@@ -162,36 +170,17 @@ pub(crate) fn machine() -> String {
     format!("machine: {}", Origin::here().machine())
 }
 
-pub(crate) fn cpus() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// The user's side of several jobs: progress, and Ctrl-C also between two of them.
-pub(crate) struct Terminal {
-    /// On a terminal; nothing elsewhere.
-    pub(crate) bar: ProgressBar,
-    interrupts: Interrupts,
-}
-
-impl Terminal {
-    /// For that many cells.
-    pub(crate) fn open(cells: usize) -> Result<Terminal, Trouble> {
-        let interrupts = Interrupts::catch().map_err(|error| Trouble::Usage(error.to_string()))?;
-        let bar = ProgressBar::with_draw_target(Some(cells as u64), ProgressDrawTarget::stderr());
-        if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} cells, {eta} left, {msg}") {
-            bar.set_style(style);
-        }
-        Ok(Terminal { bar, interrupts })
-    }
-}
-
 fn measure_all(args: &BenchArgs, sweep: &Sweep, sink: &mut SweepSink, failures: &mut usize) -> Result<(), Trouble> {
     let (backends, worlds) = (once(args.backend.clone()), once(args.ranks.clone()));
-    let terminal = Terminal::open(backends.len() * worlds.len() * sweep.cells.len())?;
+    let jobs: usize = worlds.iter().map(|ranks| backends.len() * Placement::of(&args.pin, *ranks).len()).sum();
+    let terminal = Terminal::open(jobs * sweep.cells.len(), "cells")?;
     for backend in &backends {
-        for ranks in &worlds {
+        for &ranks in &worlds {
             terminal.bar.set_message(format!("{backend}, {ranks} ranks"));
-            *failures += usize::from(!measure_job(args, backend, *ranks, sink, &terminal)?);
+            for placement in Placement::of(&args.pin, ranks) {
+                let job = Job { backend, ranks, placement };
+                *failures += usize::from(!measure_job(args, job, sink, &terminal)?);
+            }
         }
     }
     terminal.bar.finish_and_clear();
@@ -201,72 +190,27 @@ fn measure_all(args: &BenchArgs, sweep: &Sweep, sink: &mut SweepSink, failures: 
 /// Runs the ranks of one job; whether that went well. What went wrong is told to the user and the sink.
 pub(crate) fn measure_job(
     args: &BenchArgs,
-    backend: &str,
-    ranks: u32,
+    job: Job<'_>,
     sink: &mut dyn Sink,
     terminal: &Terminal,
 ) -> Result<bool, Trouble> {
-    let bar = &terminal.bar;
-    let program = std::env::current_exe()
-        .map_err(|error| Trouble::Usage(format!("this program's own path cannot be found: {error}")))?;
-    let pinned = match args.pin {
-        Pin::None => false,
-        Pin::Cores => true,
-        Pin::Auto => ranks as usize <= cpus(),
-    };
-    let job = Launch::new(ranks as usize, program)
-        .arg(RANK_COMMAND)
-        .args(args.for_ranks(backend, ranks))
-        .pin(if pinned { rankwise_world::launch::Pin::Cores } else { rankwise_world::launch::Pin::None })
-        .output(Output::Lines)
-        .term_grace(Duration::from_millis(500))
-        .spawn_under(&terminal.interrupts)
-        .map_err(|error| Trouble::Usage(error.to_string()))?;
-    let handle = job.handle();
-    let pin = if pinned { "cores" } else { "none" };
-    let mut broken = None;
-    let outcome = job.run(&mut |event| {
-        let Event::Line { rank, stream, text } = event else { return };
-        let text = String::from_utf8_lossy(&text);
-        let message = text.strip_prefix(MARK).filter(|_| stream == Stream::Stdout && rank == 0);
-        match message.map(serde_json::from_str::<Message>) {
-            Some(Ok(message)) => {
-                let progress = !matches!(message, Message::Ranks { .. });
-                let printed = bar.suspend(|| tell(sink, Job { backend, ranks, pin }, message));
-                if progress {
-                    bar.inc(1);
-                }
-                if let Err(error) = printed {
-                    broken = Some(error);
-                    handle.kill_all();
-                }
-            }
-            _ => bar.suspend(|| {
-                let _ = writeln!(io::stderr(), "[{rank}] {text}");
-            }),
-        }
-    });
-    if let Some(error) = broken {
-        return Err(error);
-    }
-    if let Some(signal) = outcome.interrupted.or_else(|| terminal.interrupts.next()) {
-        return Err(Trouble::Interrupted(signal));
-    }
-    let failure = outcome.failure().or_else(|| (outcome.code() != 0).then(|| format!("exit code {}", outcome.code())));
+    let arguments = args.for_ranks(job.backend, job.ranks);
+    let failure = launched::run(job, arguments, terminal, &mut |message| tell(sink, job, message))?;
     let Some(failure) = failure else { return Ok(true) };
-    let text = format!("{backend} with {ranks} ranks: {failure}");
-    bar.suspend(|| eprintln!("rankwise: {text}"));
+    let text = format!("{} with {} ranks: {failure}", job.backend, job.ranks);
+    terminal.bar.suspend(|| eprintln!("rankwise: {text}"));
     sink.failed(&text)?;
     Ok(false)
 }
 
-fn tell(sink: &mut dyn Sink, job: Job<'_>, message: Message) -> Result<(), Trouble> {
+/// Hands a message on; whether it is about a cell.
+pub(crate) fn tell(sink: &mut dyn Sink, job: Job<'_>, message: Message) -> Result<bool, Trouble> {
     match message {
-        Message::Ranks { ranks, clock } => sink.ranks(job, &ranks, &clock),
+        Message::Ranks { ranks, clock } => sink.ranks(job, &ranks, &clock).map(|()| false),
         Message::Row(mut measured) => {
-            measured.row.pin = job.pin.into();
-            sink.row(*measured)
+            measured.row.pin = job.placement.name().into();
+            sink.row(*measured).map(|()| true)
         }
-        Message::Skipped { what, reason } => sink.skipped(&what, &reason),
+        Message::Skipped { what, reason } => sink.skipped(&what, &reason).map(|()| true),
     }
 }

@@ -27,6 +27,9 @@ pub(crate) struct Origin {
     pub(crate) arguments: Vec<String>,
     /// Variables of the environment that change how backends work, where set.
     pub(crate) settings: BTreeMap<String, String>,
+    /// Version of each peer that was measured.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) libraries: BTreeMap<String, String>,
 }
 
 impl Origin {
@@ -45,6 +48,7 @@ impl Origin {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             arguments: std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect(),
             settings: config::VARIABLES.iter().filter_map(|variable| setting(variable.name)).collect(),
+            libraries: BTreeMap::new(),
         }
     }
 

@@ -47,7 +47,7 @@ impl Pattern {
     }
 
     /// What `rank` contributes.
-    fn value(&self, rank: u64, block: u64, i: u64) -> u64 {
+    pub(crate) fn value(&self, rank: u64, block: u64, i: u64) -> u64 {
         let base = (31 * rank + 13 * block + 7 * i) % self.prime;
         match self.op {
             Some(ReduceOp::Sum) if !(rank + i).is_multiple_of(self.stride) => 0,
@@ -74,7 +74,7 @@ impl Pattern {
     }
 
     /// What the reduction over all ranks gives.
-    fn reduced(&self, block: u64, i: u64) -> u64 {
+    pub(crate) fn reduced(&self, block: u64, i: u64) -> u64 {
         let values = (0..self.ranks).map(|rank| self.value(rank, block, i));
         let result = match self.op {
             Some(ReduceOp::Prod) => Some(values.product()),

@@ -44,6 +44,19 @@ pub(crate) struct RankFacts {
     pub(crate) cpus: String,
 }
 
+/// A line a rank, for comments; of hundreds of ranks only the first ones.
+pub(crate) fn each_rank(ranks: &[RankFacts]) -> Vec<String> {
+    const SHOWN: usize = 64;
+    let line = |RankFacts { rank, pid, host, cpus }: &RankFacts| {
+        format!("rank {rank:>3}  pid {pid:>7}  host {host}  cpu {cpus}")
+    };
+    let mut lines: Vec<String> = ranks.iter().take(SHOWN).map(line).collect();
+    if ranks.len() > SHOWN {
+        lines.push(format!("... and {} more", ranks.len() - SHOWN));
+    }
+    lines
+}
+
 /// What the first rank tells the launcher, one JSON text a line behind [`MARK`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
@@ -177,9 +190,10 @@ impl<W: Write> Report<W> {
 
     fn table_row(&mut self, row: Row) -> io::Result<()> {
         let heading = format!(
-            "{}, {} ranks, {} sources, {} buffers",
+            "{}, {} ranks{}, {} sources, {} buffers",
             row.backend,
             row.ranks,
+            if row.pin == "none" { " not pinned" } else { "" },
             if row.fresh { "fresh" } else { "warm" },
             if row.alloc { "alloc" } else { "ordinary" }
         );

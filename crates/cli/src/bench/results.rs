@@ -27,8 +27,9 @@ impl Writer {
         Ok(writer)
     }
 
-    pub(crate) fn write(&mut self, measured: &Measured) -> Result<(), String> {
-        self.line(serde_json::to_string(measured))
+    /// A cell, or a workload's row.
+    pub(crate) fn write(&mut self, row: &impl serde::Serialize) -> Result<(), String> {
+        self.line(serde_json::to_string(row))
     }
 
     fn line(&mut self, text: serde_json::Result<String>) -> Result<(), String> {
@@ -108,6 +109,13 @@ pub(crate) struct Cell {
     pub(crate) times: Times,
     rounds: Vec<Option<usize>>,
     line: usize,
+}
+
+impl Cell {
+    /// The rounds of a comparison with the median of each; nothing of an ordinary sweep.
+    pub(crate) fn rounds(&self) -> impl Iterator<Item = (usize, f64)> {
+        self.rounds.iter().zip(&self.times.medians_us).filter_map(|(round, median)| Some(((*round)?, *median)))
+    }
 }
 
 /// All cells of a run, in the order they were measured.
@@ -236,6 +244,9 @@ fn read_row(line: &[u8]) -> Result<Measured, String> {
     if value.get("schema").is_some() {
         return Err("is a second header; put one run in each file".into());
     }
+    if value.get("workload").is_some() {
+        return Err("is a workload's row, and only operations can be compared cell by cell".into());
+    }
     let measured: Measured = serde_json::from_value(value).map_err(|error| format!("is no row of results: {error}"))?;
     let times = [measured.row.p50_us].into_iter().chain(measured.samples_us.iter().copied());
     match () {
@@ -309,6 +320,7 @@ pub(crate) mod tests {
             (vec![origin.clone(), row.clone(), origin.clone()], 3, "second header"),
             (vec![origin.clone(), row.clone(), String::new(), row.clone()], 4, "repeats the cell of line 2"),
             (vec![origin.clone(), "{}".to_string()], 2, "missing field"),
+            (vec![origin.clone(), "{\"workload\":\"mine\"}".to_string()], 2, "a workload's row"),
             (vec![origin.clone(), row.replace("[1.0]", "[]")], 2, "samples_us"),
             (vec![origin.clone(), row.replace("[1.0]", "[-1.0]")], 2, "below 0"),
             (vec![origin.clone(), wrong], 2, "3 wrong elements"),

@@ -1,15 +1,20 @@
-//! Backends measured in turn, round by round, so that what disturbs the machine disturbs all of them alike.
+//! Backends and peers measured in turn, round by round, so that what disturbs the machine disturbs all of them alike.
 
 use super::args::{BenchArgs, Format};
+use super::cell::Cell;
 use super::command::CompareArgs;
 use super::comparison::{Compared, Comparison};
-use super::interval::{Ratio, median, resolution, sorted};
-use super::job::{Terminal, Trouble, measure_job, refuse, sweep_of};
+use super::contenders::Contenders;
+use super::interval::{Ratio, Times, median, resolution, sorted};
+use super::job::{Trouble, measure_job, refuse, sweep_of};
+use super::launched::{Job, Placement, Terminal};
 use super::measured::Measured;
 use super::origin::Origin;
+use super::peers::{self, Grid, Limits, Peer};
+use super::pictures::{Figures, PictureFiles};
 use super::report::{RankFacts, Report, Row};
 use super::results::{Key, Writer};
-use super::sink::{Job, Sink};
+use super::sink::Sink;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::process::ExitCode;
@@ -17,27 +22,97 @@ use std::process::ExitCode;
 /// Rounds when nothing is said: the interval is that from the second smallest ratio to the second largest.
 const ROUNDS: u32 = 9;
 
+/// Somebody who takes turns.
+#[derive(Clone, Debug)]
+pub(crate) enum Contender {
+    /// Started with our launcher.
+    Backend(String),
+    /// Started with a command of its own.
+    Peer(Box<Peer>),
+}
+
+impl Contender {
+    fn name(&self) -> &str {
+        match self {
+            Contender::Backend(name) => name,
+            Contender::Peer(peer) => &peer.name,
+        }
+    }
+}
+
+/// What to measure, and where the results go.
+pub(crate) struct Plan<'a> {
+    /// At least two; the first is what the others are compared with.
+    pub(crate) contenders: Vec<Contender>,
+    /// Its backends are those of the contenders.
+    pub(crate) sweep: &'a BenchArgs,
+    pub(crate) rounds: Option<u32>,
+    /// Seconds a peer may say nothing, if the user chose it.
+    pub(crate) silence: Option<f64>,
+    pub(crate) output: Option<&'a str>,
+    pub(crate) pictures: &'a PictureFiles,
+}
+
+/// Compares backends.
+pub(crate) fn compare(args: &CompareArgs) -> ExitCode {
+    run(Plan {
+        contenders: args.what.iter().cloned().map(Contender::Backend).collect(),
+        sweep: &BenchArgs { backend: args.what.clone(), ..args.sweep.clone() },
+        rounds: args.rounds,
+        silence: None,
+        output: args.output.as_deref(),
+        pictures: &args.pictures,
+    })
+}
+
 /// Runs the rounds and prints the comparison.
-pub(crate) fn run(args: &CompareArgs) -> ExitCode {
-    let rounds = args.rounds.unwrap_or(ROUNDS) as usize;
-    let mut sweep = BenchArgs { backend: args.what.clone(), ..args.sweep.clone() };
-    sweep.budget_ms /= rounds as f64;
-    let cells = match sweep_of(&sweep) {
-        Ok(sweep) => sweep.cells.len(),
+pub(crate) fn run(plan: Plan<'_>) -> ExitCode {
+    let rounds = plan.rounds.unwrap_or(ROUNDS) as usize;
+    let mut args = plan.sweep.clone();
+    args.budget_ms /= rounds as f64;
+    let cells = match sweep_of(&args) {
+        Ok(sweep) => sweep.cells,
         Err(Trouble::Usage(message)) => return refuse(&message),
         Err(_) => return ExitCode::FAILURE,
     };
-    let output = match args.output.as_deref().map(|path| Writer::create(path, &Origin::here())).transpose() {
+    if let Err(message) = plan.pictures.check(&plan.output.into_iter().collect::<Vec<_>>()) {
+        return refuse(&message);
+    }
+    let mut origin = Origin::here();
+    for contender in &plan.contenders {
+        if let Contender::Peer(peer) = contender {
+            origin.libraries.insert(peer.name.clone(), peer.version.clone());
+        }
+    }
+    let output = match plan.output.map(|path| Writer::create(path, &origin)).transpose() {
         Ok(output) => output,
         Err(message) => return refuse(&message),
     };
-    let names = labels(&args.what);
-    let comparison = Comparison::new(io::stdout(), sweep.format == Format::Json, names.clone());
-    let report = Report::new(io::stdout(), sweep.format, false);
-    let mut all =
-        Rounds { names, comparison, report, output, at: (0, 0), table: Table::default(), wrong: 0, failures: 0 };
-    let result = all.measure(&sweep, &args.what, rounds, cells);
-    all.end(result)
+    let names = labels(&plan.contenders.iter().map(|contender| contender.name().to_string()).collect::<Vec<_>>());
+    let first_peer = plan.contenders.iter().position(|contender| matches!(contender, Contender::Peer(_)));
+    let printed = match first_peer {
+        Some(first) if args.format != Format::Json => Printed::Grid(Grid::new(io::stdout(), names.clone(), first)),
+        _ => Printed::Columns(Comparison::new(io::stdout(), args.format == Format::Json, names.clone())),
+    };
+    let mut all = Rounds {
+        limits: Limits::new(&args, cells.len(), plan.silence),
+        report: Report::new(io::stdout(), args.format, false),
+        drawn: Contenders { names: names.clone(), paired: true, ..Contenders::default() },
+        contenders: plan.contenders,
+        names,
+        args,
+        cells,
+        rounds,
+        printed,
+        output,
+        at: (0, 0),
+        table: Table::default(),
+        wrong: 0,
+        failures: 0,
+        remarks: Vec::new(),
+    };
+    let result = all.measure(&origin);
+    all.end(result, origin, plan.pictures)
 }
 
 /// The backends' names; a repeated one gets a number.
@@ -82,6 +157,10 @@ impl Table {
     fn compared(&self) -> impl Iterator<Item = Compared> {
         self.cells.iter().map(|Taken { row, times, resolution_us }| {
             let middle = |times: &BTreeMap<usize, f64>| median(&sorted(times.values().copied().collect()));
+            let interval = |times: &BTreeMap<usize, f64>| {
+                let medians_us = times.values().copied().collect();
+                Times { medians_us, resolution_us: resolution_us.unwrap_or(0.0) }.interval()
+            };
             let ratio = |other: &BTreeMap<usize, f64>| {
                 let pair = |(round, base): (&usize, &f64)| Some((*base, *other.get(round)?));
                 Ratio::paired(&times[0].iter().filter_map(pair).collect::<Vec<_>>(), resolution_us.unwrap_or(0.0))
@@ -89,15 +168,61 @@ impl Table {
             Compared {
                 cell: row.clone(),
                 times_us: times.iter().map(middle).collect(),
+                intervals_us: times.iter().map(interval).collect(),
                 ratios: times[1..].iter().map(ratio).collect(),
             }
         })
     }
 }
 
+/// The form on standard output.
+enum Printed {
+    /// Time, ratio and interval of each contender.
+    Columns(Comparison<io::Stdout>),
+    /// A ratio for each.
+    Grid(Grid<io::Stdout>),
+}
+
+impl Printed {
+    fn comment(&mut self, text: &str) -> io::Result<()> {
+        match self {
+            Printed::Columns(columns) => columns.comment(text),
+            Printed::Grid(grid) => grid.comment(text),
+        }
+    }
+
+    fn legend(&mut self, how: &str) -> io::Result<()> {
+        match self {
+            Printed::Columns(columns) => columns.legend(how),
+            Printed::Grid(grid) => grid.legend(how),
+        }
+    }
+
+    fn cell(&mut self, compared: &Compared) -> io::Result<()> {
+        match self {
+            Printed::Columns(columns) => columns.cell(compared),
+            Printed::Grid(grid) => grid.cell(compared),
+        }
+    }
+
+    fn finish(&mut self) -> io::Result<()> {
+        match self {
+            Printed::Columns(columns) => columns.finish(),
+            Printed::Grid(grid) => grid.finish(),
+        }
+    }
+}
+
 struct Rounds {
+    contenders: Vec<Contender>,
+    /// Of the contenders, all different.
     names: Vec<String>,
-    comparison: Comparison<io::Stdout>,
+    /// With the budget of one round.
+    args: BenchArgs,
+    cells: Vec<Cell>,
+    rounds: usize,
+    limits: Limits,
+    printed: Printed,
     /// For what cannot be measured.
     report: Report<io::Stdout>,
     output: Option<Writer>,
@@ -106,71 +231,125 @@ struct Rounds {
     table: Table,
     wrong: u64,
     failures: usize,
+    /// What was printed, for pictures.
+    drawn: Contenders,
+    /// What failed or was skipped, likewise.
+    remarks: Vec<String>,
 }
 
 impl Rounds {
-    fn measure(&mut self, args: &BenchArgs, backends: &[String], rounds: usize, cells: usize) -> Result<(), Trouble> {
-        let here = Origin::here();
+    fn measure(&mut self, here: &Origin) -> Result<(), Trouble> {
         for line in [&here.tool, &format!("machine: {}", here.machine())] {
-            self.comparison.comment(line).map_err(Trouble::Output)?;
+            self.printed.comment(line)?;
         }
-        let how = format!("ratio: median over {rounds} rounds of the ratio in each, the backends taking turns");
-        self.comparison.legend(&how).map_err(Trouble::Output)?;
-        let terminal = Terminal::open(cells * rounds * backends.len() * args.ranks.len())?;
+        for (name, version) in &here.libraries {
+            self.printed.comment(&format!("peer {name}: {version}"))?;
+        }
+        let (rounds, worlds) = (self.rounds, self.args.ranks.clone());
+        self.printed
+            .legend(&format!("median over {rounds} rounds of the ratio in each, the contenders taking turns"))?;
+        let placements = |ranks: u32| Placement::of(&self.args.pin, ranks);
+        let tables: Vec<_> =
+            worlds.iter().flat_map(|n| placements(*n).into_iter().map(|placed| (*n, placed))).collect();
+        let terminal = Terminal::open(self.cells.len() * rounds * self.contenders.len() * tables.len(), "cells")?;
+        for (ranks, placement) in tables {
+            self.measure_placed(ranks, placement, &terminal)?;
+            terminal.bar.suspend(|| self.print())?;
+        }
+        terminal.bar.finish_and_clear();
+        Ok(())
+    }
+
+    /// All rounds of one number of ranks in one placement.
+    fn measure_placed(&mut self, ranks: u32, placement: Placement, terminal: &Terminal) -> Result<(), Trouble> {
         let bar = &terminal.bar;
-        for ranks in &args.ranks {
-            // What failed once would fail again, after its deadline each time.
-            let mut failed = HashSet::new();
-            for round in 0..rounds {
-                // Nothing is left to compare.
-                if failed.contains(&0) || failed.len() + 1 >= backends.len() {
-                    bar.inc((cells * backends.len()) as u64);
+        let (contenders, cells) = (self.contenders.len(), self.cells.len());
+        // What failed once would fail again, after its deadline each time.
+        let mut failed = HashSet::new();
+        for round in 0..self.rounds {
+            // Nothing is left to compare.
+            if failed.contains(&0) || failed.len() + 1 >= contenders {
+                bar.inc((cells * contenders) as u64);
+                continue;
+            }
+            for turn in 0..contenders {
+                let contender = (turn + round) % contenders;
+                if failed.contains(&contender) {
+                    bar.inc(cells as u64);
                     continue;
                 }
-                for turn in 0..backends.len() {
-                    let contender = (turn + round) % backends.len();
-                    if failed.contains(&contender) {
-                        bar.inc(cells as u64);
-                        continue;
-                    }
-                    self.at = (contender, round);
-                    bar.set_message(format!("{}, {ranks} ranks, round {}", self.names[contender], round + 1));
-                    let one = BenchArgs { backend: vec![backends[contender].clone()], ..args.clone() };
-                    if !measure_job(&one, &backends[contender], *ranks, self, &terminal)? {
-                        self.failures += 1;
-                        failed.insert(contender);
-                    }
+                self.at = (contender, round);
+                bar.set_message(format!("{}, {ranks} ranks, round {}", self.names[contender], round + 1));
+                if !self.measure_one(contender, ranks, placement, terminal)? {
+                    self.failures += 1;
+                    failed.insert(contender);
                 }
             }
-            bar.suspend(|| self.print())?;
         }
-        bar.finish_and_clear();
         Ok(())
+    }
+
+    /// One turn of one contender; whether it went well.
+    fn measure_one(
+        &mut self,
+        contender: usize,
+        ranks: u32,
+        placement: Placement,
+        terminal: &Terminal,
+    ) -> Result<bool, Trouble> {
+        let one = self.contenders[contender].clone();
+        let job = Job { backend: one.name(), ranks, placement };
+        match &one {
+            Contender::Backend(name) => {
+                let args = BenchArgs { backend: vec![name.clone()], ..self.args.clone() };
+                measure_job(&args, job, self, terminal)
+            }
+            Contender::Peer(peer) => {
+                let (args, cells, limits) = (self.args.clone(), self.cells.clone(), self.limits);
+                peers::measure(peer, &args, job, &cells, limits, self, terminal)
+            }
+        }
     }
 
     /// Prints what the table holds and empties it.
     fn print(&mut self) -> Result<(), Trouble> {
         let table = std::mem::take(&mut self.table);
-        table.compared().try_for_each(|compared| self.comparison.cell(&compared)).map_err(Trouble::Output)
+        let mut all: Vec<_> = table.compared().collect();
+        if let Printed::Grid(_) = self.printed {
+            all.sort_by_key(|compared| Grid::<io::Stdout>::block(&compared.cell));
+        }
+        for compared in all {
+            self.printed.cell(&compared)?;
+            self.drawn.cells.push(compared);
+        }
+        Ok(())
     }
 
-    fn end(mut self, result: Result<(), Trouble>) -> ExitCode {
+    fn end(mut self, result: Result<(), Trouble>, origin: Origin, pictures: &PictureFiles) -> ExitCode {
         if let Err(Trouble::Output(_)) = result {
             return ExitCode::from(141);
         }
-        if self.print().is_err() || self.comparison.finish().is_err() {
+        if self.print().is_err() || self.printed.finish().is_err() {
             return ExitCode::from(141);
         }
+        if let Err(Trouble::Interrupted(signal)) = result {
+            self.remarks.push(format!("interrupted by signal {signal}"));
+        }
+        if self.wrong > 0 {
+            self.remarks.push(format!("{} elements of results were wrong; those cells are left out", self.wrong));
+        }
+        let drawn =
+            matches!(result, Err(Trouble::Usage(_))) || pictures.draw(|| Figures::of(self.drawn, origin, self.remarks));
         match result {
             Err(Trouble::Usage(message)) => return refuse(&message),
             Err(Trouble::Interrupted(signal)) => {
                 let text = format!("interrupted by signal {signal}; what was measured so far is above");
-                let _ = self.comparison.comment(&text);
+                let _ = self.printed.comment(&text);
                 return ExitCode::from(128_u8.wrapping_add(signal as u8));
             }
             Err(Trouble::File(message)) => eprintln!("rankwise: {message}"),
             Err(Trouble::Output(_)) => return ExitCode::from(141),
-            Ok(()) if self.wrong == 0 && self.failures == 0 => return ExitCode::SUCCESS,
+            Ok(()) if self.wrong == 0 && self.failures == 0 && drawn => return ExitCode::SUCCESS,
             Ok(()) => {}
         }
         if self.wrong > 0 {
@@ -182,35 +361,48 @@ impl Rounds {
 
 impl Sink for Rounds {
     fn ranks(&mut self, job: Job<'_>, _ranks: &[RankFacts], clock: &str) -> Result<(), Trouble> {
-        match self.at.1 {
-            0 => self.comparison.comment(&job.describe(clock)).map_err(Trouble::Output),
-            _ => Ok(()),
+        let (contender, round) = self.at;
+        if round > 0 {
+            return Ok(());
         }
+        let text = job.describe(clock);
+        let text = match &self.contenders[contender] {
+            Contender::Backend(_) => text,
+            Contender::Peer(_) => text.replacen("backend", "peer", 1),
+        };
+        self.printed.comment(&text).map_err(Trouble::Output)
     }
 
     fn row(&mut self, mut measured: Measured) -> Result<(), Trouble> {
         let (contender, round) = self.at;
         measured.row.backend = self.names[contender].clone();
         measured.round = Some(round);
+        if measured.row.wrong > 0 {
+            // Its time means nothing, in the table and in the file.
+            self.wrong = self.wrong.saturating_add(measured.row.wrong);
+            return Ok(());
+        }
         if let Some(output) = &mut self.output {
             output.write(&measured).map_err(Trouble::File)?;
         }
-        self.wrong += measured.row.wrong;
-        if measured.row.wrong == 0 {
-            self.table.add(self.names.len(), contender, round, &measured);
-        }
+        self.table.add(self.names.len(), contender, round, &measured);
         Ok(())
     }
 
     fn skipped(&mut self, what: &str, reason: &str) -> Result<(), Trouble> {
         let what = format!("{}: {what}", self.names[self.at.0]);
+        let text = format!("skipped: {what}: {reason}");
+        if !self.remarks.contains(&text) {
+            self.remarks.push(text);
+        }
         self.report.skipped(&what, reason).map_err(Trouble::Output)
     }
 
     fn failed(&mut self, text: &str) -> Result<(), Trouble> {
         let (contender, round) = self.at;
         let text = format!("{} failed in round {}: {text}", self.names[contender], round + 1);
-        self.comparison.comment(&text).map_err(Trouble::Output)
+        self.remarks.push(text.clone());
+        self.printed.comment(&text).map_err(Trouble::Output)
     }
 }
 

@@ -61,7 +61,11 @@ impl Comm {
     #[inline]
     fn take_exposed(&self, call: &RawCall<'_>, shape: Shape, seq: u64) -> Result<()> {
         let inline = shape.exposed <= PAYLOAD;
-        self.take(call, |q| self.exposed(q, seq, inline).cast_const());
+        // The own contribution from where it lies: the peers are reading the lines of what was exposed.
+        self.take(call, |q| match q == self.me && shape.mine > 0 {
+            true => call.src.ptr.cast_const(),
+            false => self.exposed(q, seq, inline).cast_const(),
+        });
         self.recheck(seq)
     }
 
@@ -103,8 +107,8 @@ impl Comm {
     fn gather(&self, call: &RawCall<'_>, exposed: &impl Fn(usize) -> *const u8) {
         for q in 0..self.members() {
             let (offset, bytes) = part(call, q);
-            // SAFETY: `dst` has room for all parts; each member exposes its own. In place, this rank's part is copied
-            // onto itself from the stage; in a direct call it is the same memory, which needs no copy.
+            // SAFETY: `dst` has room for all parts; each member exposes its own. In place, this rank's part is the same memory,
+            // which needs no copy.
             unsafe {
                 let (to, from) = (call.dst.ptr.add(offset), exposed(q));
                 if !std::ptr::eq(to, from) {

@@ -5,30 +5,15 @@ use super::file::{self, Workload};
 use super::plan::Plan;
 use super::report::{Report, Row, Said};
 use super::selected;
-use crate::bench::args::{BenchArgs, Format, Pin};
-use crate::bench::job::{RANK_COMMAND, RANK_OVERHEAD, available_memory, cpus, machine};
-use crate::bench::report::MARK;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use rankwise_world::launch::{Event, Launch, Output, Pin as Binding, Stream};
+use crate::bench::args::{BenchArgs, Format, once};
+use crate::bench::command::Files;
+use crate::bench::job::{RANK_OVERHEAD, Trouble, available_memory, machine, refuse};
+use crate::bench::launched::{self, Job, Placement, Terminal};
+use crate::bench::origin::Origin;
+use crate::bench::report::each_rank;
+use crate::bench::results::Writer;
 use std::io::{self, Stdout, Write};
 use std::process::ExitCode;
-use std::time::Duration;
-
-/// Why the replay ended early.
-enum Trouble {
-    /// Nothing was run, the arguments cannot work.
-    Usage(String),
-    /// Ended by a signal.
-    Interrupted(i32),
-    /// Nobody reads the output.
-    Output,
-}
-
-impl From<io::Error> for Trouble {
-    fn from(_: io::Error) -> Trouble {
-        Trouble::Output
-    }
-}
 
 /// Prints the workloads that come with the command.
 pub(crate) fn list() -> ExitCode {
@@ -49,28 +34,39 @@ pub(crate) fn list() -> ExitCode {
 }
 
 /// Replays all workloads of the arguments.
-pub(crate) fn run(args: &BenchArgs) -> ExitCode {
-    let mut report = Report::new(io::stdout(), args.format);
-    let mut failures = 0;
-    let result = fitting(args).map_err(Trouble::Usage).and_then(|workloads| {
-        header(&workloads, &mut report)?;
-        replay_all(args, &workloads, &mut report, &mut failures)
+pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
+    let prepared = fitting(args, files).and_then(|workloads| {
+        let output = files.output.as_deref();
+        files.pictures.check(&output.into_iter().collect::<Vec<_>>())?;
+        let output = output.map(|path| Writer::create(path, &Origin::here()));
+        Ok((workloads, output.transpose()?))
     });
+    let (workloads, output) = match prepared {
+        Ok(prepared) => prepared,
+        Err(message) => return refuse(&message),
+    };
+    let mut report = Report::new(io::stdout(), args.format, output);
+    let (origin, mut failures) = (Origin::here(), 0);
+    let result = header(&workloads, &mut report)
+        .map_err(Trouble::from)
+        .and_then(|()| replay_all(args, &workloads, &mut report, &mut failures));
     let finished = match &result {
-        Err(Trouble::Usage(message)) => {
+        Err(Trouble::Usage(message)) => return refuse(message),
+        Err(Trouble::File(message)) => {
             eprintln!("rankwise: {message}");
-            return ExitCode::from(2);
+            report.finish()
         }
-        Err(Trouble::Output) => return ExitCode::from(141),
+        Err(Trouble::Output(error)) => return crate::output_failed(error),
         Err(Trouble::Interrupted(signal)) => {
-            let _ = report.comment(&format!("interrupted by signal {signal}; what was measured so far is above"));
+            let _ = report.failed(&format!("interrupted by signal {signal}; what was measured so far is above"));
             report.finish()
         }
         Ok(()) => report.finish(),
     };
+    let drawn = files.pictures.draw(|| report.figures(origin));
     match (finished, result) {
         (_, Err(Trouble::Interrupted(signal))) => ExitCode::from(128_u8.wrapping_add(signal as u8)),
-        (Ok(true), _) if failures == 0 => ExitCode::SUCCESS,
+        (Ok(true), Ok(())) if failures == 0 && drawn => ExitCode::SUCCESS,
         (Ok(false), _) => {
             eprintln!("rankwise: results were wrong; see the #wrong column");
             ExitCode::FAILURE
@@ -80,9 +76,14 @@ pub(crate) fn run(args: &BenchArgs) -> ExitCode {
 }
 
 /// The workloads, when all of them fit the numbers of ranks and the memory.
-fn fitting(args: &BenchArgs) -> Result<Vec<Workload>, String> {
-    if args.format == Format::Csv {
-        return Err("workloads print text or JSON, not CSV; use --format json".into());
+fn fitting(args: &BenchArgs, files: &Files) -> Result<Vec<Workload>, String> {
+    if matches!(args.format, Format::Csv | Format::Osu) {
+        return Err("workloads are printed with --format text or --format json".into());
+    }
+    if files.baseline.is_some() {
+        return Err(
+            "--baseline compares operations, not workloads; measure the operations of interest with --op".into()
+        );
     }
     let workloads = selected(args)?;
     for name in &args.backend {
@@ -140,77 +141,26 @@ fn replay_all(
     failures: &mut usize,
 ) -> Result<(), Trouble> {
     let rows: usize = workloads.iter().map(|workload| workload.variants.len()).sum();
-    let jobs = args.backend.len() * args.ranks.len();
-    let bar = ProgressBar::with_draw_target(Some((jobs * rows) as u64), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} workloads, {eta} left, {msg}") {
-        bar.set_style(style);
-    }
-    for backend in &args.backend {
-        for ranks in &args.ranks {
-            bar.set_message(format!("{backend}, {ranks} ranks"));
-            if let Some(failure) = replay_job(args, backend, *ranks, report, &bar)? {
+    let (backends, worlds) = (once(args.backend.clone()), once(args.ranks.clone()));
+    let jobs: usize = worlds.iter().map(|ranks| backends.len() * Placement::of(&args.pin, *ranks).len()).sum();
+    let terminal = Terminal::open(jobs * rows, "workloads")?;
+    for backend in &backends {
+        for &ranks in &worlds {
+            terminal.bar.set_message(format!("{backend}, {ranks} ranks"));
+            for placement in Placement::of(&args.pin, ranks) {
+                let job = Job { backend, ranks, placement };
+                let arguments = for_ranks(args, backend, ranks);
+                let failure = launched::run(job, arguments, &terminal, &mut |said| tell(said, job, report))?;
+                let Some(failure) = failure else { continue };
                 *failures += 1;
-                bar.suspend(|| eprintln!("rankwise: {backend} with {ranks} ranks: {failure}"));
-                report.comment(&format!("failed: {backend} with {ranks} ranks: {failure}"))?;
+                let text = format!("{backend} with {ranks} ranks: {failure}");
+                terminal.bar.suspend(|| eprintln!("rankwise: {text}"));
+                report.failed(&format!("failed: {text}"))?;
             }
         }
     }
-    bar.finish_and_clear();
+    terminal.bar.finish_and_clear();
     Ok(())
-}
-
-/// Runs the ranks of one job; what went wrong, if anything.
-fn replay_job(
-    args: &BenchArgs,
-    backend: &str,
-    ranks: u32,
-    report: &mut Report<Stdout>,
-    bar: &ProgressBar,
-) -> Result<Option<String>, Trouble> {
-    let program = std::env::current_exe()
-        .map_err(|error| Trouble::Usage(format!("this program's own path cannot be found: {error}")))?;
-    let pinned = match args.pin {
-        Pin::None => false,
-        Pin::Cores => true,
-        Pin::Auto => ranks as usize <= cpus(),
-    };
-    let job = Launch::new(ranks as usize, program)
-        .arg(RANK_COMMAND)
-        .args(for_ranks(args, backend, ranks))
-        .pin(if pinned { Binding::Cores } else { Binding::None })
-        .output(Output::Lines)
-        .term_grace(Duration::from_millis(500))
-        .handle_signals(true)
-        .spawn()
-        .map_err(|error| Trouble::Usage(error.message().to_string()))?;
-    let handle = job.handle();
-    let pin = if pinned { "cores" } else { "none" };
-    let mut broken = false;
-    let outcome = job.run(&mut |event| {
-        let Event::Line { rank, stream, text } = event else { return };
-        let text = String::from_utf8_lossy(&text);
-        let said = text.strip_prefix(MARK).filter(|_| stream == Stream::Stdout && rank == 0);
-        match said.map(serde_json::from_str::<Said>) {
-            Some(Ok(said)) => {
-                let progress = !matches!(said, Said::Ranks { .. });
-                if bar.suspend(|| print(said, backend, ranks, pin, report)).is_err() {
-                    broken = true;
-                    handle.kill_all();
-                }
-                bar.inc(u64::from(progress));
-            }
-            _ => bar.suspend(|| {
-                let _ = writeln!(io::stderr(), "[{rank}] {text}");
-            }),
-        }
-    });
-    if broken {
-        return Err(Trouble::Output);
-    }
-    if let Some(signal) = outcome.interrupted {
-        return Err(Trouble::Interrupted(signal));
-    }
-    Ok(outcome.failure().or_else(|| (outcome.code() != 0).then(|| format!("exit code {}", outcome.code()))))
 }
 
 /// The arguments for the ranks of one job.
@@ -223,19 +173,19 @@ fn for_ranks(args: &BenchArgs, backend: &str, ranks: u32) -> Vec<String> {
     vec![format!("--backend={backend}"), format!("--ranks={ranks}"), workloads, effort]
 }
 
-fn print(said: Said, backend: &str, ranks: u32, pin: &str, report: &mut Report<Stdout>) -> io::Result<()> {
+/// Prints what a job says; whether it is about a workload.
+fn tell(said: Said, job: Job<'_>, report: &mut Report<Stdout>) -> Result<bool, Trouble> {
     match said {
-        Said::Ranks { ranks: facts, clock } => {
+        Said::Ranks { ranks, clock } => {
             report.comment("")?;
-            let placed = if pin == "cores" { "pinned to CPUs in turn" } else { "not pinned" };
-            report.comment(&format!("backend {backend}, {ranks} ranks, {placed}, clock: {clock}"))?;
-            for facts in facts.iter().take(64) {
-                let (rank, pid, host, cpus) = (facts.rank, facts.pid, &facts.host, &facts.cpus);
-                report.comment(&format!("rank {rank:>3}  pid {pid:>7}  host {host}  cpu {cpus}"))?;
+            for line in [job.describe(&clock)].into_iter().chain(each_rank(&ranks)) {
+                report.comment(&line)?;
             }
-            report.head()
+            report.head()?;
+            return Ok(false);
         }
-        Said::Row(row) => report.row(&Row { pin: pin.into(), ..*row }),
-        Said::Skipped { what, reason } => report.skipped(&what, &reason),
+        Said::Row(row) => report.row(&Row { pin: job.placement.name().into(), ..*row })?,
+        Said::Skipped { what, reason } => report.skipped(&what, &reason)?,
     }
+    Ok(true)
 }

@@ -3,8 +3,12 @@
 use super::file::Unit;
 use super::plan::Plan;
 use crate::bench::args::Format;
+use crate::bench::job::Trouble;
 use crate::bench::measured::rounded;
+use crate::bench::origin::Origin;
+use crate::bench::pictures::{Figures, WorkloadTimes};
 use crate::bench::report::{RankFacts, microseconds};
+use crate::bench::results::Writer;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 
@@ -123,13 +127,17 @@ pub(crate) fn size_shares(plan: &Plan) -> Vec<SizeShare> {
 pub(crate) struct Report<W> {
     out: W,
     format: Format,
-    rows: usize,
+    /// Where rows go besides.
+    file: Option<Writer>,
+    rows: Vec<Row>,
     wrong: u64,
+    /// What failed or was skipped.
+    remarks: Vec<String>,
 }
 
 impl<W: Write> Report<W> {
-    pub(crate) fn new(out: W, format: Format) -> Report<W> {
-        Report { out, format, rows: 0, wrong: 0 }
+    pub(crate) fn new(out: W, format: Format, file: Option<Writer>) -> Report<W> {
+        Report { out, format, file, rows: Vec::new(), wrong: 0, remarks: Vec::new() }
     }
 
     /// A line that is no data. Left out of JSON.
@@ -149,6 +157,7 @@ impl<W: Write> Report<W> {
 
     /// A workload that cannot be replayed. JSON keeps standard output for rows, so it goes to standard error there.
     pub(crate) fn skipped(&mut self, what: &str, reason: &str) -> io::Result<()> {
+        self.remarks.push(format!("skipped: {what}: {reason}"));
         match self.format {
             Format::Text => self.comment(&format!("skipped: {what}: {reason}")),
             _ => {
@@ -158,15 +167,22 @@ impl<W: Write> Report<W> {
         }
     }
 
-    pub(crate) fn row(&mut self, row: &Row) -> io::Result<()> {
-        self.rows += 1;
+    /// Something that ended early.
+    pub(crate) fn failed(&mut self, text: &str) -> io::Result<()> {
+        self.remarks.push(text.into());
+        self.comment(text)
+    }
+
+    pub(crate) fn row(&mut self, row: &Row) -> Result<(), Trouble> {
+        self.rows.push(row.clone());
         self.wrong += row.wrong;
         if self.format == Format::Text {
             self.table_row(row)?;
         } else {
             writeln!(self.out, "{}", serde_json::to_string(row).map_err(io::Error::other)?)?;
         }
-        self.out.flush()
+        self.out.flush()?;
+        self.file.as_mut().map_or(Ok(()), |file| file.write(row).map_err(Trouble::File))
     }
 
     fn table_row(&mut self, row: &Row) -> io::Result<()> {
@@ -182,10 +198,7 @@ impl<W: Write> Report<W> {
             let (time, share) = (microseconds(*p50_us), percent(*time_share));
             self.comment(&format!("    {op:<22} {time:>10} us  {share:>5} of the time, {calls} calls"))?;
         }
-        let sizes = row.by_size.iter().map(|class| {
-            let limit = class.up_to_bytes.map_or_else(|| "larger".into(), |bytes| format!("up to {}", binary(bytes)));
-            format!("{limit} {}", percent(class.calls_share))
-        });
+        let sizes = row.by_size.iter().map(|class| format!("{} {}", class.limit(), percent(class.calls_share)));
         self.comment(&format!("    calls by size: {}", sizes.collect::<Vec<_>>().join(", ")))?;
         if row.timed_share < 1.0 {
             let share = percent(row.timed_share);
@@ -198,12 +211,54 @@ impl<W: Write> Report<W> {
 
     /// Prints the summary. Whether all results were right.
     pub(crate) fn finish(&mut self) -> io::Result<bool> {
-        let (rows, wrong) = (self.rows, self.wrong);
+        let (rows, wrong) = (self.rows.len(), self.wrong);
         let verdict = if wrong == 0 { "OK" } else { "FAILED" };
         self.comment("")?;
         self.comment(&format!("{rows} workloads replayed; wrong elements: {wrong} {verdict}"))?;
         self.out.flush()?;
         Ok(wrong == 0)
+    }
+
+    /// What was printed, to be drawn. Rows with wrong results are only remarked on.
+    pub(crate) fn figures(&self, origin: Origin) -> Figures {
+        let (right, wrong): (Vec<&Row>, Vec<&Row>) = self.rows.iter().partition(|row| row.wrong == 0);
+        let by_pin = right.iter().any(|row| row.pin != right[0].pin);
+        let times = |row: &Row| WorkloadTimes {
+            backend: if by_pin { format!("{}, pin {}", row.backend, row.pin) } else { row.backend.clone() },
+            workload: row.workload.clone(),
+            variant: row.variant.clone(),
+            unit: row.unit.name().into(),
+            ranks: row.ranks,
+            total_us: row.us_per_unit.p50,
+            p99_us: row.us_per_unit.p99,
+            by_op: row.by_op.iter().map(|share| (share.op.clone(), share.p50_us)).collect(),
+            by_size: row.by_size.iter().map(|share| (share.limit(), share.calls_share)).collect(),
+        };
+        let mut remarks = self.remarks.clone();
+        remarks.extend(wrong.iter().map(|row| {
+            format!(
+                "left out: {} on {} with {} ranks: {} wrong elements",
+                row.workload, row.backend, row.ranks, row.wrong
+            )
+        }));
+        let thinned = right.iter().filter(|row| row.timed_share < 1.0);
+        remarks.extend(thinned.map(|row| {
+            let (variant, share) = (format!("{} {}", row.workload, row.variant), percent(row.timed_share));
+            format!(
+                "{}: on {}, {} ranks: {share} of the calls timed, their mean stands for the rest",
+                variant.trim(),
+                row.backend,
+                row.ranks
+            )
+        }));
+        Figures::of_workloads(right.into_iter().map(times).collect(), origin, remarks)
+    }
+}
+
+impl SizeShare {
+    /// For example `up to 4 KiB`.
+    fn limit(&self) -> String {
+        self.up_to_bytes.map_or_else(|| "larger".into(), |bytes| format!("up to {}", binary(bytes)))
     }
 }
 
@@ -242,9 +297,9 @@ mod tests {
 
     fn print(format: Format, row: &Row) -> String {
         let mut out = Vec::new();
-        let mut report = Report::new(&mut out, format);
+        let mut report = Report::new(&mut out, format, None);
         report.head().unwrap();
-        report.row(row).unwrap();
+        assert!(report.row(row).is_ok());
         assert_eq!(report.finish().unwrap(), row.wrong == 0);
         String::from_utf8(out).unwrap()
     }
@@ -259,6 +314,25 @@ mod tests {
         for part in ["all_reduce", "up to 64 KiB 98.5 %, larger 1.5 %", "25.0 % of the calls timed", "3 FAILED"] {
             assert!(text.contains(part), "{part}: {text}");
         }
+    }
+
+    #[test]
+    fn right_rows_are_drawn_and_wrong_ones_named() {
+        let mut report = Report::new(Vec::new(), Format::Text, None);
+        for wrong in [0, 3] {
+            report.row(&row(wrong)).unwrap_or_else(|_| panic!("a row is printed"));
+        }
+        report.skipped("mine", "no such operation").unwrap();
+        let figures = report.figures(Origin::here());
+        let remarks = [
+            "skipped: mine: no such operation",
+            "left out: mine on shm with 2 ranks: 3 wrong elements",
+            "mine: on shm, 2 ranks: 25.0 % of the calls timed, their mean stands for the rest",
+        ];
+        assert_eq!(figures.remarks, remarks);
+        let [times] = &figures.workloads[..] else { panic!("{:?}", figures.workloads) };
+        assert_eq!((times.total_us, times.p99_us, times.unit.as_str()), (2.25, 1234.5, "token"));
+        assert_eq!(times.by_size, [("up to 64 KiB".to_string(), 0.9846), ("larger".to_string(), 0.0154)]);
     }
 
     #[test]
