@@ -1,7 +1,7 @@
 //! What the environment says about this process: a pure function over a map, so that every case is a row of a test.
 
 use crate::launchers::{Announced, Claim, LAUNCHERS};
-use crate::meeting_point::{MeetingPoint, meeting_point};
+use crate::meeting_point::{ADDRESS, MeetingPoint, meeting_point};
 use rankwise_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -89,10 +89,12 @@ pub(crate) fn origin(
     let announced = ours.into_iter().find(|name| variables.contains_key(*name));
     let missing = ours.into_iter().chain([JOB_ID]).find(|name| !variables.contains_key(*name));
     if announced.is_some() && missing.is_none() {
-        let Launched { rank, size, local_rank, local_size, .. } = *match launched(variables)? {
-            ref here if here.local_size == here.size => return Ok(Origin::Launched(here.clone())),
-            ref elsewhere => elsewhere,
-        };
+        let launched = launched(variables)?;
+        // Without an address it is no launcher's doing; its hub says what the two disagree about.
+        if launched.local_size == launched.size || !variables.contains_key(ADDRESS) {
+            return Ok(Origin::Launched(launched));
+        }
+        let Launched { rank, size, local_rank, local_size, .. } = launched;
         let (source, key) = (SOURCE, SOURCE.to_string());
         let point = meeting_point(variables)?;
         return Ok(Origin::Spread(Spread { source, rank, size, local_rank, local_size, key, point }));
