@@ -30,7 +30,7 @@
 //!
 //! `store` and `liveness` are the two interfaces. `table` is the state of the store without any waiting; `thread_store` wraps
 //! it for threads, `hub` serves it to processes, whose end is `process_store`, at the end of a `line` (`wire` has the frames, a
-//! `link` carries them, `packet_socket` the packets). `life` is liveness from the kernel. `launch` starts a job and `job` ends
+//! `link` carries them (`not_inherited` keeps it from forked children), `packet_socket` the packets). `life` is liveness from the kernel. `launch` starts a job and `job` ends
 //! it; `guardian` and `leftovers` see to it that nobody is left. `driver` is how a backend is found.
 
 #![deny(unsafe_code)]
@@ -75,6 +75,8 @@ mod liveness;
 #[cfg(target_os = "linux")]
 mod meeting;
 mod meeting_point;
+#[cfg(target_os = "linux")]
+mod not_inherited;
 #[cfg(target_os = "linux")]
 mod output;
 #[cfg(target_os = "linux")]

@@ -1,6 +1,7 @@
 //! One connection that carries frames: packets of a Unix socket, which bring descriptors, or a TCP stream, where each frame
 //! follows its length.
 
+use crate::not_inherited::NotInherited;
 use crate::packet_socket::{self, Arrived, PacketBuffer, ReceiveError};
 use crate::wire::MAX_FRAME;
 use rustix::io::Errno;
@@ -12,6 +13,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) const LENGTH: usize = 4;
 
 pub(crate) struct Link {
+    /// Before the socket, so that it ends first.
+    _not_inherited: NotInherited,
     socket: OwnedFd,
     stream: Option<Stream>,
 }
@@ -26,12 +29,13 @@ struct Stream {
 impl Link {
     /// A connected Unix packet socket.
     pub(crate) fn packets(socket: OwnedFd) -> Link {
-        Link { socket, stream: None }
+        Link { _not_inherited: NotInherited::new(socket.as_fd()), socket, stream: None }
     }
 
     /// A connected TCP socket; `received` is what has come already.
     pub(crate) fn stream(socket: OwnedFd, received: Vec<u8>) -> Link {
-        Link { socket, stream: Some(Stream { partial: Mutex::new(received), ..Stream::default() }) }
+        let stream = Some(Stream { partial: Mutex::new(received), ..Stream::default() });
+        Link { _not_inherited: NotInherited::new(socket.as_fd()), socket, stream }
     }
 
     /// Takes one frame without blocking.

@@ -36,8 +36,6 @@ use std::time::Duration;
 const NAMES: usize = 4;
 /// How long rank 0 tries to get the name from a process that is ending.
 const SUCCESSION: Duration = Duration::from_secs(1);
-/// How long rank 0 may take to answer a greeting.
-const ANSWER: Duration = Duration::from_secs(2);
 /// Descriptors that rank 0 needs besides one for each rank's connection and one for what each rank may send.
 const DESCRIPTORS: u64 = 64;
 /// Pauses between attempts begin and end with these.
@@ -207,7 +205,8 @@ fn visit(claim: &Claim, circumstances: &Circumstances<'_>, deadline: &Deadline) 
             if packet_socket::send(&socket, &[&greeting], &[]).is_err() {
                 continue;
             }
-            match hear(&socket, deadline.remaining().min(ANSWER)) {
+            // Not less than all: who gave up and came again would find its own place taken.
+            match hear(&socket, deadline.remaining()) {
                 Some((Answer::Welcome { job }, Some(life))) => return Ok((socket, life, job)),
                 Some((Answer::Refused { key, here, there }, _)) => {
                     return Err(refused(key, here, there));

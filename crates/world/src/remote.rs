@@ -31,7 +31,8 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-/// How long rank 0 may take for one attempt.
+/// How long it may take to resolve the name, and then to be connected, before that is tried again. Once connected, the wait is
+/// for the deadline: who gave up and came again would find its own place taken.
 const ATTEMPT: Duration = Duration::from_secs(2);
 /// Pauses between attempts begin and end with these.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -174,7 +175,7 @@ pub(crate) fn call(
             Ok(addresses) => tcp::connect_to(&addresses, point.interface.as_deref(), patience)?,
             Err(error) => Err(error.message().to_string()),
         };
-        let why = match connected.map(|socket| attempt(socket, hello, token, patience)) {
+        let why = match connected.map(|socket| attempt(socket, hello, token, deadline.remaining())) {
             Ok(Ok((link, Answer::Welcome { job }))) => return Ok(Way { link, job, hub: None }),
             Ok(Ok((_, Answer::Refused { key, here, there }))) => return Err(refused(key, here, there)),
             Ok(Ok((_, Answer::Taken { by, you }))) => return Err(taken(circumstances.rank, &by, &you)),

@@ -33,6 +33,7 @@ fn as_a_rank() {
     match role.as_str() {
         "identity" => identity(&world),
         "victim" => victim(&world),
+        "forker" => forker(&world),
         other => panic!("unknown role {other}"),
     }
     println!("DONE {} of {}", world.rank(), world.size());
@@ -212,6 +213,39 @@ fn the_death_of_any_rank_reaches_all() {
             assert_eq!(*code, Some(0), "rank {rank} after {victim} was killed:\n{text}");
         }
     }
+}
+
+#[test]
+fn what_a_rank_forked_does_not_hide_its_death() {
+    for victim in [0, 1] {
+        let (mut ranks, _token) = spread(4, "forker", "127.0.0.1");
+        ranks.set("VICTIM", &victim.to_string());
+        ranks.start_all();
+        ranks.wait_for("waiting", 4);
+        ranks.kill(victim);
+        for survivor in (0..4).filter(|rank| *rank != victim) {
+            let Ended { code, text } = ranks.finish_one(survivor);
+            assert_eq!(code, Some(0), "rank {survivor} after {victim} was killed:\n{text}");
+        }
+    }
+}
+
+#[allow(unsafe_code)]
+fn forker(world: &World) {
+    let number: usize = std::env::var("VICTIM").unwrap().parse().unwrap();
+    if world.rank() == number {
+        // SAFETY: the child makes async-signal-safe calls only.
+        if unsafe { libc::fork() } == 0 {
+            // SAFETY: as above; the process ends here, long after the test.
+            unsafe {
+                libc::close(1);
+                libc::close(2);
+                libc::sleep(60);
+                libc::_exit(0)
+            }
+        }
+    }
+    victim(world);
 }
 
 fn victim(world: &World) {
