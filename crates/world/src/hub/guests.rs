@@ -55,13 +55,15 @@ impl Server {
         if let Some((key, here, there)) = pairs.into_iter().find(|(_, here, there)| here != there) {
             let why = format!("{who} came as rank {rank} and was refused ({key}: ours {here}, theirs {there})");
             tracing::warn!("{why}");
-            let _ = send(Answer::Refused { key: key.into(), here: here.clone(), there: there.clone() }, &[]);
             let free = self.seats.get(rank).is_some_and(|seat| seat.is_free());
             if free {
-                let _ = self.shared.refusal.set(Refusal { rank, key: key.into(), here, there });
-                self.end(rank, RankEnd::Lost(format!("was refused: {why}")));
-            } else {
-                self.table.note(why);
+                let (key, here, there) = (key.to_string(), here.clone(), there.clone());
+                let _ = self.shared.refusal.set(Refusal { rank, key, here, there });
+            }
+            let _ = send(Answer::Refused { key: key.into(), here, there }, &[]);
+            match free {
+                true => self.end(rank, RankEnd::Lost(format!("was refused: {why}"))),
+                false => self.table.note(why),
             }
             return;
         }
