@@ -30,7 +30,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use crate::exit::{Exit, signal_name};
-pub use crate::job::{Event, Job, JobHandle, Outcome, StopReason};
+pub use crate::job::{Event, Job, JobHandle, StopReason};
+pub use crate::outcome::Outcome;
 pub use crate::output::{Line, MAX_LINE, Output, Sink, Stream};
 pub use crate::pin::Pin;
 pub use crate::wire::MAX_RANKS;

@@ -78,6 +78,8 @@ mod meeting_point;
 #[cfg(target_os = "linux")]
 mod not_inherited;
 #[cfg(target_os = "linux")]
+mod outcome;
+#[cfg(target_os = "linux")]
 mod output;
 #[cfg(target_os = "linux")]
 mod packet_socket;

@@ -4,7 +4,7 @@
 
 mod foreign;
 
-use foreign::{Ended, ROLE, Ranks};
+use foreign::{Ended, NOBODY, ROLE, Ranks};
 use rankwise_core::{ErrorKind, Group};
 use rankwise_world::{Attachment, PeerStatus, Placement, World};
 use std::fs::File;
@@ -22,8 +22,10 @@ fn as_a_rank() {
         println!("nothing to do: this is the program that the other tests launch");
         return;
     };
-    if role == "squatter" {
-        return foreign::squat();
+    match role.as_str() {
+        "squatter" => return foreign::squat(),
+        "intruder" => return foreign::intrude(),
+        _ => {}
     }
     // A launcher may have left some of its own.
     let before = foreign::listeners_of_this_process();
@@ -344,10 +346,31 @@ fn another_user_who_takes_the_name_is_stepped_around() {
     // What rank 0 would be called is seen from one that comes first.
     ranks.set("RANKWISE_JOIN_TIMEOUT", "30");
     let name = ranks.first_name();
-    let Some(squatter) = foreign::start_squatter(&name) else { return };
+    let Some(squatter) = foreign::start_stranger(NOBODY, "squatter", &name, "squatting") else { return };
     ranks.start_all();
     ranks.all_done();
     drop(squatter);
+}
+
+#[test]
+fn another_user_is_not_let_in() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let mut ranks = Ranks::new(2, "identity");
+    ranks.set("EXPECTED_SOURCE", "torchrun");
+    let name = ranks.first_name();
+    ranks.start(0);
+    let intruder = foreign::start_stranger(NOBODY, "intruder", &name, "shut out");
+    drop(intruder);
+    ranks.start(1);
+    ranks.all_done();
+    // The same greeting from this user is good.
+    let mut ranks = Ranks::new(2, "identity");
+    ranks.start(0);
+    drop(foreign::start_stranger(0, "intruder", &ranks.first_name(), "let in"));
+    assert!(ranks.finish_one(0).text.contains("REFUSED PeerLost [1]"));
 }
 
 #[test]

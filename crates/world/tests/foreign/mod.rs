@@ -15,6 +15,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+/// A user that is nobody in particular.
+pub(crate) const NOBODY: u32 = 65534;
 pub(crate) const ROLE: &str = "RANKWISE_TEST_ROLE";
 const WATCHDOG: Duration = Duration::from_secs(60);
 const NAME: &str = "SQUATTED_NAME";
@@ -263,27 +265,51 @@ pub(crate) fn squat() {
     thread::sleep(WATCHDOG);
 }
 
-pub(crate) struct Squatter(Child);
+/// What an intruder's process does: greets as rank 1 of 2, and says what it hears.
+pub(crate) fn intrude() {
+    let name = std::env::var(NAME).unwrap();
+    let socket = knock(&name, 1).remove(0);
+    let mut greeting = b"rankwise\x01".to_vec();
+    for word in [rankwise_world::PROTOCOL, env!("CARGO_PKG_VERSION")] {
+        greeting.extend_from_slice(&(word.len() as u32).to_le_bytes());
+        greeting.extend_from_slice(word.as_bytes());
+    }
+    greeting.extend_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0]);
+    let _ = rustix::net::send(&socket, &greeting, rustix::net::SendFlags::NOSIGNAL);
+    let until = Instant::now() + WATCHDOG;
+    let heard = loop {
+        let mut answer = [0; 64];
+        match rustix::io::read(&socket, &mut answer) {
+            Err(rustix::io::Errno::AGAIN) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+            Ok(n) if n > 0 => break "let in",
+            _ => break "shut out",
+        }
+    };
+    println!("{heard}");
+}
 
-impl Drop for Squatter {
+/// Ended when dropped.
+pub(crate) struct Stranger(Child);
+
+impl Drop for Stranger {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A process of user 65534 that takes a name; `None`, with the reason printed, where it can't run.
-pub(crate) fn start_squatter(name: &str) -> Option<Squatter> {
+/// A process of a user in a role at this name, once it says this; `None`, with the reason printed, where it can't run.
+pub(crate) fn start_stranger(user: u32, role: &str, name: &str, says: &str) -> Option<Stranger> {
     // The program may lie where the other user cannot read it: hand it over by descriptor.
     let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
     rustix::io::fcntl_setfd(&program, rustix::io::FdFlags::empty()).unwrap();
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&program));
     let child = Command::new(path)
         .args(["--exact", "as_a_rank", "--nocapture", "--test-threads=1"])
-        .envs([(ROLE, "squatter"), (NAME, name)])
+        .envs([(ROLE, role), (NAME, name)])
         .current_dir("/")
-        .uid(65534)
-        .gid(65534)
+        .uid(user)
+        .gid(user)
         .stdout(Stdio::piped())
         .spawn();
     let mut child = match child {
@@ -294,8 +320,9 @@ pub(crate) fn start_squatter(name: &str) -> Option<Squatter> {
         }
     };
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let squatting = lines.map_while(Result::ok).any(|line| line.contains("squatting"));
-    let squatter = Squatter(child);
-    assert!(squatting, "the squatter does not get the name");
-    Some(squatter)
+    let mut heard = Vec::new();
+    let said = lines.map_while(Result::ok).inspect(|line| heard.push(line.clone())).any(|line| line.contains(says));
+    let stranger = Stranger(child);
+    assert!(said, "the stranger did not say `{says}`: {heard:#?}");
+    Some(stranger)
 }
