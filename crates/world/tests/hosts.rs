@@ -34,6 +34,7 @@ fn as_a_rank() {
         "identity" => identity(&world),
         "victim" => victim(&world),
         "forker" => forker(&world),
+        "cut off" => cut_off(&world),
         other => panic!("unknown role {other}"),
     }
     println!("DONE {} of {}", world.rank(), world.size());
@@ -133,19 +134,20 @@ fn rank_0_may_come_last() {
 /// Two network namespaces joined by a pair of interfaces, with IPv4 and IPv6.
 struct TwoHosts {
     names: [String; 2],
+    veths: [String; 2],
 }
 
 impl TwoHosts {
     /// `None`, with the reason printed, where they can't be made.
     fn new() -> Option<TwoHosts> {
         let names = ["a", "b"].map(|side| format!("rankwise-{}-{side}", std::process::id()));
-        let hosts = TwoHosts { names };
-        let [a, b] = &hosts.names;
-        let (veth_a, veth_b) = (format!("rw{}a", std::process::id()), format!("rw{}b", std::process::id()));
+        let veths = ["a", "b"].map(|side| format!("rw{}{side}", std::process::id()));
+        let hosts = TwoHosts { names, veths };
+        let ([a, b], [veth_a, veth_b]) = (&hosts.names, &hosts.veths);
         let mut script = format!(
             "set -e; ip netns add {a}; ip netns add {b}; ip link add {veth_a} netns {a} type veth peer name {veth_b} netns {b}; "
         );
-        for (name, veth, last) in [(a, &veth_a, 1), (b, &veth_b, 2)] {
+        for (name, veth, last) in [(a, veth_a, 1), (b, veth_b, 2)] {
             script += &format!(
                 "ip -n {name} link set lo up; ip -n {name} addr add 10.77.0.{last}/24 dev {veth}; \
                  ip -n {name} addr add fd77::{last}/64 dev {veth} nodad; ip -n {name} link set {veth} up; "
@@ -198,6 +200,41 @@ fn two_hosts_meet() {
     let ended = ranks.finish();
     assert!(ended[0].text.contains("REFUSED Config") && ended[0].text.contains("10.77.0.1"), "{}", ended[0].text);
     assert!(ended[1].text.contains("REFUSED Timeout [0]"), "{}", ended[1].text);
+}
+
+#[test]
+fn a_host_that_vanishes_without_a_word_is_given_up() {
+    let Some(hosts) = TwoHosts::new() else { return };
+    let [a, b] = hosts.commands();
+    let token = TokenFile::new();
+    let mut ranks = Ranks::new(4, "cut off");
+    ranks.spread("10.77.0.1", 7077, &token.0, &[&a, &b]);
+    ranks.start_all();
+    ranks.wait_for("waiting", 4);
+    let cut =
+        Command::new("ip").args(["-n", &hosts.names[1], "link", "set", &hosts.veths[1], "down"]).status().unwrap();
+    assert!(cut.success());
+    ranks.all_done();
+}
+
+fn cut_off(world: &World) {
+    meet(world, "start");
+    println!("waiting");
+    // Rank 0 sees that those of the other host are gone, and they that it is.
+    let others = if world.rank() < 2 { [2, 3].as_slice() } else { &[0] };
+    let started = Instant::now();
+    for rank in others {
+        while world.liveness().status(*rank) == PeerStatus::Alive {
+            assert!(started.elapsed() < LONG, "rank {rank} is not given up");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+    println!("given up after {:?}", started.elapsed());
+    if world.rank() < 2 {
+        assert_eq!(world.liveness().status(1 - world.rank()), PeerStatus::Alive);
+        let here = Group::new([0, 1]).unwrap();
+        world.store().exchange("here", "this host", &here, &[], Attachment::None, LONG).unwrap();
+    }
 }
 
 #[test]
