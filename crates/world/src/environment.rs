@@ -101,6 +101,7 @@ pub(crate) fn origin(
     }
     let mut half = announced.zip(missing).map(|(set, missing)| incomplete(set, missing, HOW_LAUNCHED));
     let mut complete: Vec<Claim> = Vec::new();
+    let mut alone = None;
     for launcher in LAUNCHERS {
         match launcher.read(variables) {
             Ok(Announced::Nothing) => {}
@@ -108,6 +109,7 @@ pub(crate) fn origin(
                 half.get_or_insert_with(|| incomplete(set, missing, launcher.advice()));
             }
             Ok(Announced::Complete(claim)) => complete.push(claim),
+            Ok(Announced::Alone) => drop(alone.get_or_insert(launcher.source())),
             // What a later set says is of no concern once one is complete.
             Err(_) if !complete.is_empty() => {}
             Err(error) => return Err(error),
@@ -115,7 +117,7 @@ pub(crate) fn origin(
     }
     let mut complete = complete.into_iter();
     let Some(claim) = complete.next() else {
-        return half.map_or(Ok(Origin::Alone { source: ALONE }), Err);
+        return half.map_or(Ok(Origin::Alone { source: alone.unwrap_or(ALONE) }), Err);
     };
     if let Some(half) = half {
         tracing::warn!(source = claim.launcher.source(), ignored = half.message(), "an incomplete set is ignored");

@@ -241,7 +241,7 @@ impl Server {
     /// Blocks until there is something to do; returns the ranks that have sent something.
     fn wait(&self) -> Vec<usize> {
         let mut polled = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
-        let mut ranks = Vec::new();
+        let (mut ranks, mut buffered) = (Vec::new(), Vec::new());
         let now = Instant::now();
         let mut until: Option<Instant> = None;
         let mut by = |when: Instant| until = Some(until.map_or(when, |sooner| sooner.min(when)));
@@ -253,6 +253,10 @@ impl Server {
             let mut flags = PollFlags::empty();
             if seat.unsent_bytes < UNREAD {
                 flags |= PollFlags::IN;
+                if link.has_frame() {
+                    by(now);
+                    buffered.push(rank);
+                }
             }
             if seat.throttled {
                 by(now + THROTTLE);
@@ -285,7 +289,7 @@ impl Server {
         }
         let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         let ready = polled[1..seats].iter().zip(ranks).filter(|(fd, _)| fd.revents().intersects(readable));
-        ready.map(|(_, rank)| rank).collect()
+        ready.map(|(_, rank)| rank).chain(buffered).collect()
     }
 
     fn read(&mut self, rank: usize, buffer: &mut PacketBuffer) {

@@ -64,6 +64,16 @@ impl Link {
         Ok(Arrived { bytes: space, fds: Vec::new(), fds_lost: false })
     }
 
+    /// Whether a frame has been read from the socket and not been taken, which waiting for the socket does not show.
+    pub(crate) fn has_frame(&self) -> bool {
+        let Some(stream) = &self.stream else { return false };
+        let partial = locked(&stream.partial);
+        match announced(&partial) {
+            Ok(length) => length.is_some_and(|length| partial.len() >= LENGTH + length),
+            Err(_) => true,
+        }
+    }
+
     /// Sends one frame without blocking. `AGAIN` when there is no room for it; `OPNOTSUPP` when a stream is to carry
     /// descriptors.
     pub(crate) fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {

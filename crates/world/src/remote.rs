@@ -24,7 +24,7 @@ use crate::wire::{MAX_RANKS, Seat};
 use crate::world::{Inner, Placement, random_id};
 use rankwise_core::{Config, Error, ErrorKind, Result};
 use rustix::event::PollFlags;
-use rustix::io::Errno;
+use rustix::io::{Errno, FdFlags};
 use rustix::net::sockopt;
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
@@ -37,6 +37,8 @@ const ATTEMPT: Duration = Duration::from_secs(2);
 /// Pauses between attempts begin and end with these.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// How long an inherited descriptor may take to give the token, and the name of rank 0's own host to be known.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Descriptors that rank 0 needs besides those for the ranks.
 const DESCRIPTORS: u64 = 128;
 
@@ -55,12 +57,18 @@ pub(crate) fn join(spread: Spread) -> Result<Inner> {
     }
     let limit = Config::new().resolve()?.join_timeout;
     let deadline = Deadline::after(limit);
-    let token = load(&point.token)?;
+    let token = load(&point.token, &deadline)?;
     let present = Present::here();
-    let place = format!("rank 0 at {} port {}", point.host, point.port);
+    let listener = match rank {
+        HOST => Some(listener(&point, &deadline).map_err(|error| error.with_rank(rank))?),
+        _ => None,
+    };
+    let place = match &listener {
+        Some((_, address)) => listens_on(address),
+        None => format!("rank 0 at {} port {}", point.host, point.port),
+    };
     let circumstances = Circumstances { rank, size, source, key: &key, place: &place, limit };
-    let way = if rank == HOST {
-        let (listener, address) = listener(&point, &deadline).map_err(|error| error.with_rank(rank))?;
+    let way = if let Some((listener, address)) = listener {
         tracing::info!(%address, "rank 0 listens");
         host(listener, size, &key, token)?
     } else {
@@ -121,18 +129,21 @@ fn hash(key: &str) -> Hash {
     Sha256::digest(key.as_bytes()).into()
 }
 
-fn load(place: &TokenPlace) -> Result<Token> {
+fn load(place: &TokenPlace, deadline: &Deadline) -> Result<Token> {
     match place {
         TokenPlace::File(path) => Token::read(path),
         TokenPlace::Descriptor(number) => {
             let wrong = |what: &str| {
                 Error::config(format!("{TOKEN_FD} names descriptor {number}, which {what}; open the token file for it"))
             };
-            // SAFETY: borrowed for one fcntl call only, which is harmless on any number, open or not.
+            // SAFETY: borrowed for two fcntl calls only, which is harmless on any number, open or not.
             let inherited = unsafe { BorrowedFd::borrow_raw(*number) };
             let own = rustix::io::fcntl_dupfd_cloexec(inherited, 3)
                 .map_err(|errno| wrong("is not open here").with_source(errno))?;
-            Token::from_descriptor(own.as_fd())
+            // What this rank starts is not to find it.
+            let _ = rustix::io::fcntl_setfd(inherited, FdFlags::CLOEXEC);
+            let patience = Deadline::after(deadline.remaining().min(PATIENCE));
+            Token::from_descriptor(own.as_fd(), &patience)
                 .ok_or_else(|| wrong("holds no token (64 hexadecimal digits), or has been read already"))
         }
     }
@@ -141,7 +152,16 @@ fn load(place: &TokenPlace) -> Result<Token> {
 /// The socket that rank 0 listens on: the one that it inherited, or its own.
 fn listener(point: &MeetingPoint, deadline: &Deadline) -> Result<(OwnedFd, SocketAddr)> {
     let Some(number) = point.listen_fd else {
-        let addresses = tcp::resolve(&point.host, point.port, deadline)?;
+        // A name may get its address only a moment after its host has come up.
+        let patience = Deadline::after(deadline.remaining().min(PATIENCE));
+        let addresses = loop {
+            match tcp::resolve(&point.host, point.port, deadline) {
+                Err(_) if tcp::in_digits(&point.host).is_none() && !patience.remaining().is_zero() => {
+                    std::thread::sleep(LONGEST_PAUSE);
+                }
+                result => break result?,
+            }
+        };
         return tcp::listen_on(&addresses, point.interface.as_deref());
     };
     let wrong = |what: &str| Error::config(format!("{LISTEN_FD} names descriptor {number}, which {what}"));
@@ -151,12 +171,25 @@ fn listener(point: &MeetingPoint, deadline: &Deadline) -> Result<(OwnedFd, Socke
         return Err(wrong("does not listen"));
     }
     let own = rustix::io::fcntl_dupfd_cloexec(inherited, 3).map_err(|errno| wrong("is not open").with_source(errno))?;
-    let _ = rustix::io::fcntl_setfd(inherited, rustix::io::FdFlags::CLOEXEC);
+    let _ = rustix::io::fcntl_setfd(inherited, FdFlags::CLOEXEC);
     let flags = rustix::fs::fcntl_getfl(&own).map_err(|errno| wrong("cannot be used").with_source(errno))?;
     rustix::fs::fcntl_setfl(&own, flags | rustix::fs::OFlags::NONBLOCK)
         .map_err(|errno| wrong("cannot be used").with_source(errno))?;
     let address = rustix::net::getsockname(&own).ok().and_then(|address| SocketAddr::try_from(address).ok());
-    Ok((own, address.ok_or_else(|| wrong("is no TCP socket"))?))
+    let address = address.ok_or_else(|| wrong("is no TCP socket"))?;
+    if address.ip().is_unspecified() {
+        return Err(wrong("listens on all addresses of this host; bind it to one of them"));
+    }
+    Ok((own, address))
+}
+
+fn listens_on(address: &SocketAddr) -> String {
+    // The name of a host often leads to such an address on that host itself.
+    let hint = match address.ip().is_loopback() {
+        true => ", which other hosts cannot reach: give the address of this host's interface instead of a name",
+        false => "",
+    };
+    format!("listening on {address}{hint}")
 }
 
 /// Calls rank 0 until it answers.

@@ -5,13 +5,14 @@ use crate::greeting::Answer;
 use crate::handshake::{self, Challenge, Hash, Hello, Nonce};
 use crate::hub::Arrival;
 use crate::link::{LENGTH, Link};
+use crate::not_inherited::NotInherited;
 use crate::tcp;
 use crate::token::{Token, random_bytes};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, SocketFlags, acceptfrom_with, recv, send, shutdown};
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// How long the handshake may take.
@@ -24,6 +25,8 @@ const HASTE: Duration = Duration::from_millis(100);
 const BREATH: Duration = Duration::from_millis(10);
 
 pub(crate) struct RemoteDoor {
+    /// Before the listener, so that it ends first.
+    _not_inherited: NotInherited,
     listener: OwnedFd,
     token: Token,
     job: Hash,
@@ -54,7 +57,8 @@ enum Verdict {
 impl RemoteDoor {
     /// `listener` listens and does not block; `job` is the hash of the job's key.
     pub(crate) fn new(listener: OwnedFd, token: Token, job: Hash) -> RemoteDoor {
-        RemoteDoor { listener, token, job, pending: Vec::new(), rests_until: None }
+        let _not_inherited = NotInherited::new(listener.as_fd());
+        RemoteDoor { _not_inherited, listener, token, job, pending: Vec::new(), rests_until: None }
     }
 
     /// Adds what to wait for, and until when at the latest.
@@ -64,7 +68,7 @@ impl RemoteDoor {
         let mut by = |when: Instant| until = Some(until.map_or(when, |sooner| sooner.min(when)));
         match self.rests_until.filter(|when| *when > now) {
             Some(when) => by(when),
-            None if self.pending.len() < PENDING => polled.push(PollFd::new(&self.listener, PollFlags::IN)),
+            None if self.has_room() => polled.push(PollFd::new(&self.listener, PollFlags::IN)),
             None => by(self.pending[0].since + HASTE),
         }
         polled.extend(self.pending.iter().map(|pending| PollFd::new(&pending.socket, PollFlags::IN)));
@@ -77,11 +81,8 @@ impl RemoteDoor {
         self.hear(&mut arrived, notes);
         // A bounded number, so that a flood does not starve those inside.
         for _ in 0..PENDING {
-            if self.pending.len() == PENDING {
-                if self.pending[0].since.elapsed() < HASTE {
-                    break;
-                }
-                self.pending.remove(0);
+            if !self.has_room() {
+                break;
             }
             match acceptfrom_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
                 Ok((socket, from)) => {
@@ -89,6 +90,9 @@ impl RemoteDoor {
                     let from = from.map_or_else(|| "somebody".to_string(), |from| from.to_string());
                     tcp::set_options(&socket);
                     let (since, received, state) = (Instant::now(), Vec::new(), State::Silent);
+                    if self.pending.len() == PENDING {
+                        self.pending.remove(0);
+                    }
                     self.pending.push(Pending { socket, from, since, received, state });
                 }
                 Err(Errno::AGAIN) => break,
@@ -101,6 +105,11 @@ impl RemoteDoor {
         }
         self.hear(&mut arrived, notes);
         arrived
+    }
+
+    /// Whether there is a place for one more, if need be that of the oldest.
+    fn has_room(&self) -> bool {
+        self.pending.len() < PENDING || self.pending[0].since.elapsed() >= HASTE
     }
 
     fn hear(&mut self, arrived: &mut Vec<Arrival>, notes: &mut Vec<String>) {

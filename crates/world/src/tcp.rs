@@ -29,22 +29,34 @@ pub(crate) fn set_options(socket: &OwnedFd) {
     let _ = sockopt::set_tcp_user_timeout(socket, UNTAKEN);
 }
 
-/// The addresses of a host, which may be one in digits. Without the answer of a name server in time: `Config`.
+/// The address that is given in digits, for which no name server is asked.
+pub(crate) fn in_digits(host: &str) -> Option<IpAddr> {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host).parse().ok()
+}
+
+/// The addresses of a host, which may be one in digits, but not one that stands for all of a host's. Without the answer of a name server in time: `Config`.
 pub(crate) fn resolve(host: &str, port: u16, deadline: &Deadline) -> Result<Vec<SocketAddr>> {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    if let Ok(address) = bare.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(address, port)]);
+    let none = || {
+        Error::config(format!(
+            "host `{host}` has no address, or one that stands for all of a host's; give the one IP address to listen on"
+        ))
+    };
+    if let Some(address) = in_digits(host) {
+        let one = !address.to_canonical().is_unspecified();
+        return one.then(|| vec![SocketAddr::new(address, port)]).ok_or_else(none);
     }
     let (sender, receiver) = std::sync::mpsc::channel();
-    let name = bare.to_string();
+    let name = host.to_string();
     // The resolver can't be told when to give up.
     let asked = std::thread::Builder::new().name("rankwise-resolve".into()).spawn(move || {
         let _ = sender.send((name.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
     });
     asked.map_err(|error| crate::limits::refused_by_system("resolve a host name", 1, error))?;
     match receiver.recv_timeout(deadline.remaining()) {
-        Ok(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
-        Ok(Ok(_)) => Err(Error::config(format!("host `{host}` has no address; give an IP address instead"))),
+        Ok(Ok(mut addresses)) => {
+            addresses.retain(|address| !address.ip().to_canonical().is_unspecified());
+            if addresses.is_empty() { Err(none()) } else { Ok(addresses) }
+        }
         Ok(Err(error)) => {
             let message = format!("host `{host}` cannot be resolved: {error}; give an IP address instead");
             Err(Error::config(message).with_source(error))
@@ -113,11 +125,17 @@ pub(crate) fn connect_to(
                 Err(Errno::INPROGRESS | Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
-            let limit = Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: patience.subsec_nanos().into() };
-            match poll(&mut [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)], Some(&limit)) {
-                Ok(0) => return Err(Errno::TIMEDOUT),
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(errno),
+            let until = Deadline::after(patience);
+            loop {
+                let left = until.remaining();
+                let limit = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                match poll(&mut [PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::OUT)], Some(&limit)) {
+                    Ok(0) => return Err(Errno::TIMEDOUT),
+                    Ok(_) => break,
+                    // The program's signals do not connect a socket.
+                    Err(Errno::INTR) => {}
+                    Err(errno) => return Err(errno),
+                }
             }
             sockopt::socket_error(&socket)??;
             Ok(socket)
@@ -220,6 +238,15 @@ mod tests {
         }
         let error = resolve("no such host.invalid", 7, &soon()).unwrap_err();
         assert!(error.message().contains("IP address"), "{error}");
+    }
+
+    #[test]
+    fn nobody_listens_on_all_addresses() {
+        // The system takes `0` for the same.
+        for host in ["0.0.0.0", "::", "[::]", "::ffff:0.0.0.0", "0"] {
+            let error = resolve(host, 7, &soon()).unwrap_err();
+            assert!(error.message().contains("stands for all"), "{host}: {error}");
+        }
     }
 
     #[test]

@@ -1,14 +1,17 @@
 //! The secret that all ranks of a job on several hosts share: 256 bits in a file that only its owner can read, or behind an
 //! inherited descriptor. It never appears on a command line, in an environment variable, in a message or in a log.
 
+use crate::deadline::Deadline;
 use hmac::{Hmac, KeyInit, Mac};
 use rankwise_core::{Error, ErrorKind, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use sha2::Sha256;
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 /// Bytes of the secret.
 const BYTES: usize = 32;
@@ -48,18 +51,34 @@ impl Token {
                 stat.st_mode & 0o7777
             )));
         }
-        Token::from_descriptor(file.as_fd()).ok_or_else(|| wrong("does not hold 64 hexadecimal digits"))
+        Token::from_descriptor(file.as_fd(), &Deadline::after(Duration::ZERO))
+            .ok_or_else(|| wrong("does not hold 64 hexadecimal digits"))
     }
 
-    /// Reads one from an inherited descriptor, whatever it is. `None` when it holds none.
-    pub(crate) fn from_descriptor(fd: BorrowedFd<'_>) -> Option<Token> {
+    /// Reads one from an inherited descriptor, whatever it is: a file from its beginning, since others may have read it
+    /// through the same descriptor, and a pipe up to the end of the line. `None` when it holds none, or not in time.
+    pub(crate) fn from_descriptor(fd: BorrowedFd<'_>, deadline: &Deadline) -> Option<Token> {
         let mut text = [0_u8; 2 * BYTES + 2];
         let mut length = 0;
-        while length < text.len() {
-            match rustix::io::read(fd, &mut text[length..]) {
+        while length < text.len() && !text[..length].contains(&b'\n') {
+            let read = match rustix::io::pread(fd, &mut text[length..], length as u64) {
+                Err(Errno::SPIPE) => {
+                    let left = deadline.remaining();
+                    let left = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+                    match poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::IN)], Some(&left)) {
+                        Ok(0) | Err(Errno::INTR) if deadline.remaining().is_zero() => return None,
+                        Ok(0) | Err(Errno::INTR) => continue,
+                        Ok(_) => rustix::io::read(fd, &mut text[length..]),
+                        Err(errno) => Err(errno),
+                    }
+                }
+                read => read,
+            };
+            match read {
                 Ok(0) => break,
                 Ok(n) => length += n,
                 Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if !deadline.remaining().is_zero() => {}
                 Err(_) => return None,
             }
         }
@@ -210,6 +229,27 @@ mod tests {
             assert!(said(&short).contains("64 hexadecimal digits"), "{bad}");
         }
         fs::remove_dir_all(place).unwrap();
+    }
+
+    #[test]
+    fn descriptors_are_read_in_time_and_files_by_everybody_who_has_them() {
+        let token = Token([0xa5; BYTES]);
+        let text = format!("{}\n", "a5".repeat(BYTES));
+        let place = directory();
+        fs::write(place.join("token"), &text).unwrap();
+        let file = fs::File::open(place.join("token")).unwrap();
+        let soon = || Deadline::after(Duration::from_secs(30));
+        for _ in 0..2 {
+            assert_eq!(Token::from_descriptor(file.as_fd(), &soon()).unwrap().0, token.0);
+        }
+        fs::remove_dir_all(place).unwrap();
+        // A pipe that somebody keeps open: what is there counts, and nothing is waited for in vain.
+        let (reader, writer) = rustix::pipe::pipe().unwrap();
+        rustix::io::write(&writer, text.as_bytes()).unwrap();
+        assert_eq!(Token::from_descriptor(reader.as_fd(), &soon()).unwrap().0, token.0);
+        assert!(Token::from_descriptor(reader.as_fd(), &Deadline::after(Duration::from_millis(20))).is_none());
+        drop(writer);
+        assert!(Token::from_descriptor(reader.as_fd(), &soon()).is_none());
     }
 
     #[test]

@@ -140,8 +140,11 @@ struct TwoHosts {
 impl TwoHosts {
     /// `None`, with the reason printed, where they can't be made.
     fn new() -> Option<TwoHosts> {
-        let names = ["a", "b"].map(|side| format!("rankwise-{}-{side}", std::process::id()));
-        let veths = ["a", "b"].map(|side| format!("rw{}{side}", std::process::id()));
+        // Several tests of one process may run at a time.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let (process, number) = (std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let names = ["a", "b"].map(|side| format!("rankwise-{process}-{number}{side}"));
+        let veths = ["a", "b"].map(|side| format!("rw{process}-{number}{side}"));
         let hosts = TwoHosts { names, veths };
         let ([a, b], [veth_a, veth_b]) = (&hosts.names, &hosts.veths);
         let mut script = format!(

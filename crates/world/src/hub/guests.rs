@@ -26,8 +26,7 @@ impl Server {
             None => return,
         };
         for note in notes {
-            tracing::warn!("{note}");
-            self.table.note(note);
+            self.note(&note);
         }
         for arrival in arrivals {
             self.receive_guest(arrival);
@@ -36,6 +35,13 @@ impl Server {
             && let Some(host) = &mut self.host
         {
             host.entrance = None;
+        }
+    }
+
+    /// Tells those who wait in vain, and the log; who knocks again and again must not fill either.
+    fn note(&mut self, note: &str) {
+        if self.table.note(note) {
+            tracing::warn!("{note}");
         }
     }
 
@@ -54,7 +60,6 @@ impl Server {
         ];
         if let Some((key, here, there)) = pairs.into_iter().find(|(_, here, there)| here != there) {
             let why = format!("{who} came as rank {rank} and was refused ({key}: ours {here}, theirs {there})");
-            tracing::warn!("{why}");
             let free = self.seats.get(rank).is_some_and(|seat| seat.is_free());
             if free {
                 let (key, here, there) = (key.to_string(), here.clone(), there.clone());
@@ -62,22 +67,23 @@ impl Server {
             }
             let _ = send(Answer::Refused { key: key.into(), here, there }, &[]);
             match free {
-                true => self.end(rank, RankEnd::Lost(format!("was refused: {why}"))),
-                false => self.table.note(why),
+                true => {
+                    tracing::warn!("{why}");
+                    self.end(rank, RankEnd::Lost(format!("was refused: {why}")));
+                }
+                false => self.note(&why),
             }
             return;
         }
         let Some(seat) = self.seats.get(rank) else {
             let why = format!("{who} came as rank {rank} of {size}, which does not exist");
-            tracing::warn!("{why}");
-            self.table.note(why);
+            self.note(&why);
             return;
         };
         if !seat.is_free() {
             let why = format!("{} and {who} both came as rank {rank}; the second was refused", seat.who);
-            tracing::warn!("{why}");
             let _ = send(Answer::Taken { by: seat.who.clone(), you: who }, &[]);
-            self.table.note(why);
+            self.note(&why);
             return;
         }
         let Some(Host { job, .. }) = self.host else { return };

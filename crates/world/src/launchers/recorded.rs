@@ -140,6 +140,9 @@ fn every_launcher_is_read() {
         (&[SRUN, OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
         (&[SBATCH, OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
         (&[SALLOC, MPICH], met(Pmi, 1, 2, "PMI server 1234 started at 99")),
+        // A pod's lone size does not make a world of one of each rank that is started there.
+        (&[LONELY_POD, OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
+        (&[LONELY_POD, SRUN], met(Slurm, 3, 4, STEP)),
         // A half set is nobody's concern when another is complete.
         (&[&[("RANK", "1")], OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
         (&[&[("RANKWISE_RANK", "1")], OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
@@ -164,6 +167,7 @@ fn what_is_missing_is_named() {
         (&[("PMI_SIZE", "2"), ("PMI_RANK", "1")], "PMI_RANK is set but MPI_LOCALRANKID is not"),
         (&[("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "3")], "SLURM_NTASKS is set but SLURM_PROCID is not"),
         (&[("RANKWISE_RANK", "1")], "RANKWISE_RANK is set but RANKWISE_WORLD_SIZE is not"),
+        (&[("WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_SIZE", "2")], "OMPI_COMM_WORLD_RANK is not"),
     ] {
         let error = refused(&[row]);
         assert_eq!(error.kind(), &ErrorKind::Config, "{row:?}");

@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::handshake;
+use crate::table::Request;
+use crate::wire::{Frame, encode_request};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
@@ -231,6 +233,34 @@ fn each_rank_comes_once_and_in_the_world() {
         second.join().unwrap()
     });
     assert_eq!(second.unwrap(), [0; 3]);
+}
+
+#[test]
+fn many_requests_at_once_are_all_answered() {
+    let place = Place::open(2);
+    let deadline = Deadline::after(LONG);
+    let here = Circumstances { rank: 1, size: 2, source: "a test", key: KEY, place: "here", limit: LONG };
+    let link = call(&place.point, &place.hello(1), &place.secret.token(), &deadline, &here).unwrap().link;
+    let seat = Seat { rank: 1, size: 2 };
+    let mut bytes = framed(&encode_request(0, &Frame::Hello { protocol: PROTOCOL.into(), seat }));
+    // More than rank 0 takes in one go, and less than it reads in one: nothing more comes that would wake it.
+    const REQUESTS: u64 = 500;
+    for ticket in 1..REQUESTS {
+        bytes.extend(framed(&encode_request(ticket, &Frame::Request(Request::Add { key: "k".into(), delta: 1 }))));
+    }
+    assert_eq!(rustix::net::send(&link, &bytes, rustix::net::SendFlags::empty()).unwrap(), bytes.len());
+    let mut buffer = PacketBuffer::new();
+    let soon = Deadline::after(Duration::from_secs(20));
+    for ticket in 0..REQUESTS {
+        let frame = hear(&link, &mut buffer, &soon).unwrap_or_else(|_| panic!("request {ticket} is not answered"));
+        assert_eq!(frame[1..9], ticket.to_le_bytes());
+    }
+}
+
+#[test]
+fn rank_0_says_when_no_other_host_can_reach_it() {
+    assert!(listens_on(&"127.0.1.1:7".parse().unwrap()).contains("127.0.1.1:7, which other hosts cannot reach"));
+    assert_eq!(listens_on(&"10.0.0.1:7".parse().unwrap()), "listening on 10.0.0.1:7");
 }
 
 #[test]
