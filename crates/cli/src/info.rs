@@ -132,7 +132,10 @@ fn environment() -> Value {
     let launch = rankwise_world::LAUNCH_VARIABLES
         .iter()
         .map(|(name, meaning)| json!({"name": name, "value": value(name), "meaning": format!("{meaning} (set by `rankwise launch`)")}));
-    settings.chain(launch).collect()
+    let meeting = rankwise_world::MEETING_VARIABLES.iter().map(
+        |(name, meaning)| json!({"name": name, "value": value(name), "meaning": format!("{meaning} (several hosts)")}),
+    );
+    settings.chain(launch).chain(meeting).collect()
 }
 
 fn as_text(facts: &Value) -> String {

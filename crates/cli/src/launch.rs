@@ -1,10 +1,11 @@
-//! `rankwise launch`: a program as several ranks on this host.
+//! `rankwise launch`: a program as several ranks, on this host or on several.
 
 use clap::{Args, ValueEnum};
-use rankwise_world::launch::{Exit, Launch as Job, Line, MAX_RANKS, Output, Stream};
+use rankwise_world::launch::{Across, Exit, Launch as Job, Line, MAX_RANKS, Output, Stream};
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -13,10 +14,25 @@ use std::time::Duration;
 #[derive(Args)]
 #[command(after_help = "Example: rankwise launch -n 4 --timeout 60 -- ./hello --verbose")]
 pub(crate) struct Launch {
-    /// Number of ranks
+    /// Number of ranks on this host
     #[arg(short = 'n', long = "ranks", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS as i64))]
     ranks: u32,
+    /// Number of hosts; on each of them this command is given, with as many ranks
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_RANKS as i64))]
+    nnodes: u32,
+    /// Which of the hosts this is, counted from 0; rank 0 is on the first
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    node_rank: u32,
+    /// Address or name of the first host, the same on all
+    #[arg(long, value_name = "HOST")]
+    master_addr: Option<String>,
+    /// TCP port there; 0 on the first host chooses a free one and says which
+    #[arg(long, value_name = "PORT", default_value_t = 29450)]
+    master_port: u16,
+    /// File of mode 0600 with the token that all hosts share, from `rankwise token new`
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
     /// End the job after this many seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
@@ -62,17 +78,38 @@ impl Launch {
         if let Some(timeout) = self.timeout {
             job = job.timeout(timeout);
         }
+        let several = self.nnodes > 1;
+        match (several, self.master_addr, self.token_file) {
+            (false, None, None) if self.node_rank == 0 => {}
+            (false, ..) => return misused("--node-rank, --master-addr and --token-file are for --nnodes 2 and more"),
+            (true, Some(address), Some(token_file)) => {
+                let (nodes, node) = (self.nnodes as usize, self.node_rank as usize);
+                job = job.across(Across::new(nodes, node, address, self.master_port, token_file));
+            }
+            (true, ..) => {
+                return misused("--nnodes needs --master-addr and --token-file (made by `rankwise token new FILE`)");
+            }
+        }
         let chosen = std::env::var_os(BACKEND).is_some_and(|name| !name.is_empty());
         match self.backend {
             Some(name) => job = job.env(BACKEND, name),
-            None if !chosen => job = job.env(BACKEND, "shm"),
+            // Shared memory does not reach other hosts.
+            None if !chosen && !several => job = job.env(BACKEND, "shm"),
             None => {}
         }
         for (name, value) in self.envs {
             job = job.env(name, value);
         }
         let outcome = match job.spawn() {
-            Ok(job) => job.run(&mut |_| ()),
+            Ok(job) => {
+                if let Some(address) = job.listens_on().filter(|_| self.master_port == 0) {
+                    say(&format!(
+                        "rank 0 listens on {address}: give --master-port {} to the other hosts",
+                        address.port()
+                    ));
+                }
+                job.run(&mut |_| ())
+            }
             Err(error) => {
                 say(&error.to_string());
                 return ExitCode::from(code_of(&error));
@@ -82,7 +119,7 @@ impl Launch {
             say(&format!("killed what had left the process groups of the ranks: {} process(es)", outcome.leftovers));
         }
         for (rank, exit) in outcome.exits.iter().enumerate().filter(|(_, exit)| matches!(exit, Exit::Stuck(_))) {
-            say(&format!("rank {rank}: {exit}"));
+            say(&format!("rank {}: {exit}", outcome.first_rank + rank));
         }
         if let Some(failure) = outcome.failure() {
             say(&failure);
@@ -128,6 +165,11 @@ fn put_prefix(buffer: &mut Vec<u8>, rank: usize, colour: bool) {
 fn say(text: &str) {
     // Nobody may be listening any more.
     let _ = writeln!(io::stderr(), "rankwise: {text}");
+}
+
+fn misused(text: &str) -> ExitCode {
+    say(text);
+    ExitCode::from(2)
 }
 
 /// As a shell would say it.

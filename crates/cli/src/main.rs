@@ -10,6 +10,8 @@ mod conformance;
 mod info;
 #[cfg(target_os = "linux")]
 mod launch;
+#[cfg(target_os = "linux")]
+mod token;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -24,9 +26,12 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Run a program as several ranks on this host
+    /// Run a program as several ranks, on this host or on several
     #[cfg(target_os = "linux")]
-    Launch(launch::Launch),
+    Launch(Box<launch::Launch>),
+    /// Make the secret that the ranks of a job on several hosts share
+    #[cfg(target_os = "linux")]
+    Token(token::Token),
     #[cfg(target_os = "linux")]
     Bench(Box<bench::BenchCommand>),
     /// One rank of `bench`
@@ -58,6 +63,8 @@ fn main() -> ExitCode {
     match Cli::parse().command {
         #[cfg(target_os = "linux")]
         Command::Launch(command) => command.run(),
+        #[cfg(target_os = "linux")]
+        Command::Token(command) => command.run(),
         #[cfg(target_os = "linux")]
         Command::Bench(command) => command.run(),
         #[cfg(target_os = "linux")]

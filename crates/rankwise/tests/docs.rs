@@ -56,6 +56,11 @@ fn environment_variables_are_those_of_the_code() {
         writeln!(table, "| `{name}` | {meaning} |").unwrap();
     }
     assert_table("docs/semantics.md", "table: launch", &table);
+    let mut table = String::from("| variable | meaning |\n|---|---|\n");
+    for (name, meaning) in rankwise_world::MEETING_VARIABLES {
+        writeln!(table, "| `{name}` | {meaning} |").unwrap();
+    }
+    assert_table("docs/joining.md", "table: meeting", &table);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What the environment says about this process: a pure function over a map, so that every case is a row of a test.
 
 use crate::launchers::{Announced, Claim, LAUNCHERS};
+use crate::meeting_point::{ADDRESS, MeetingPoint, meeting_point};
 use rankwise_core::{Error, ErrorKind, Result};
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -35,6 +36,8 @@ const HOW: &str = "start the program with `rankwise launch -n N -- PROGRAM`";
 const HOW_LAUNCHED: &str =
     "start the program with `rankwise launch -n N -- PROGRAM`, or unset the variables RANKWISE_*";
 
+/// The source of a rank that our launcher started.
+pub(crate) const SOURCE: &str = "RANKWISE_* (rankwise launch)";
 /// The source of a rank that nobody started.
 pub(crate) const ALONE: &str = "alone";
 
@@ -47,6 +50,20 @@ pub(crate) enum Origin {
     Launched(Launched),
     /// By another launcher, all ranks on this host; `key` is what they share and no other job has.
     Met { claim: Claim, key: String },
+    /// By any launcher, on several hosts.
+    Spread(Spread),
+}
+
+/// A rank of a job on several hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spread {
+    pub(crate) source: &'static str,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) local_size: usize,
+    pub(crate) key: String,
+    pub(crate) point: MeetingPoint,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,10 +89,19 @@ pub(crate) fn origin(
     let announced = ours.into_iter().find(|name| variables.contains_key(*name));
     let missing = ours.into_iter().chain([JOB_ID]).find(|name| !variables.contains_key(*name));
     if announced.is_some() && missing.is_none() {
-        return launched(variables).map(Origin::Launched);
+        let launched = launched(variables)?;
+        // Without an address it is no launcher's doing; its hub says what the two disagree about.
+        if launched.local_size == launched.size || !variables.contains_key(ADDRESS) {
+            return Ok(Origin::Launched(launched));
+        }
+        let Launched { rank, size, local_rank, local_size, .. } = launched;
+        let (source, key) = (SOURCE, SOURCE.to_string());
+        let point = meeting_point(variables)?;
+        return Ok(Origin::Spread(Spread { source, rank, size, local_rank, local_size, key, point }));
     }
     let mut half = announced.zip(missing).map(|(set, missing)| incomplete(set, missing, HOW_LAUNCHED));
     let mut complete: Vec<Claim> = Vec::new();
+    let mut alone = None;
     for launcher in LAUNCHERS {
         match launcher.read(variables) {
             Ok(Announced::Nothing) => {}
@@ -83,6 +109,7 @@ pub(crate) fn origin(
                 half.get_or_insert_with(|| incomplete(set, missing, launcher.advice()));
             }
             Ok(Announced::Complete(claim)) => complete.push(claim),
+            Ok(Announced::Alone) => drop(alone.get_or_insert(launcher.source())),
             // What a later set says is of no concern once one is complete.
             Err(_) if !complete.is_empty() => {}
             Err(error) => return Err(error),
@@ -90,7 +117,7 @@ pub(crate) fn origin(
     }
     let mut complete = complete.into_iter();
     let Some(claim) = complete.next() else {
-        return half.map_or(Ok(Origin::Alone { source: ALONE }), Err);
+        return half.map_or(Ok(Origin::Alone { source: alone.unwrap_or(ALONE) }), Err);
     };
     if let Some(half) = half {
         tracing::warn!(source = claim.launcher.source(), ignored = half.message(), "an incomplete set is ignored");
@@ -119,12 +146,11 @@ fn placed(
         return Ok(Origin::Alone { source });
     }
     if claim.local_size < claim.size {
-        let kind = ErrorKind::Unsupported {
-            function: "ranks on several hosts".into(),
-            needs: format!("all ranks on one host in this version ({source})"),
-            have: format!("{} of {} ranks here", claim.local_size, claim.size),
-        };
-        return Err(Error::new(kind, "start all ranks on one host"));
+        let Claim { launcher, rank, size, local_rank, local_size } = claim;
+        // The PMI server of each host is another.
+        let key = launcher.job_key(variables, |_| None)?;
+        let point = meeting_point(variables)?;
+        return Ok(Origin::Spread(Spread { source, rank, size, local_rank, local_size, key, point }));
     }
     let key = claim.launcher.job_key(variables, pmi_server)?;
     Ok(Origin::Met { claim, key })

@@ -1,7 +1,7 @@
 //! The first two packets between a rank and a meeting place: who comes, and whether he may. Their form stays the same in
 //! every version, so that versions can refuse each other.
 
-use crate::wire::{Input, Malformed, Seat, put_bytes, put_seat};
+use crate::wire::{Input, Malformed, Seat, cut, put_bytes, put_seat};
 
 const MAGIC: &[u8; 8] = b"rankwise";
 const MAX_WORD: usize = 256;
@@ -30,7 +30,7 @@ pub(crate) enum Answer {
     /// The two differ in this; `here` is the value of the meeting place, `there` that of the rank.
     Refused { key: String, here: String, there: String },
     /// Another process has come as this rank.
-    Taken { by: u32, you: u32 },
+    Taken { by: String, you: String },
 }
 
 impl Greeting {
@@ -64,13 +64,12 @@ impl Answer {
             }
             Answer::Refused { key, here, there } => {
                 let mut out = start(kind::REFUSED);
-                [key, here, there].into_iter().for_each(|word| put_bytes(&mut out, word.as_bytes()));
+                [key, here, there].into_iter().for_each(|word| put_bytes(&mut out, cut(word, MAX_WORD).as_bytes()));
                 out
             }
             Answer::Taken { by, you } => {
                 let mut out = start(kind::TAKEN);
-                out.extend_from_slice(&by.to_le_bytes());
-                out.extend_from_slice(&you.to_le_bytes());
+                [by, you].into_iter().for_each(|word| put_bytes(&mut out, cut(word, MAX_WORD).as_bytes()));
                 out
             }
         }
@@ -84,7 +83,7 @@ impl Answer {
                 let mut word = || input.text(MAX_WORD);
                 Answer::Refused { key: word()?, here: word()?, there: word()? }
             }
-            kind::TAKEN => Answer::Taken { by: input.u32()?, you: input.u32()? },
+            kind::TAKEN => Answer::Taken { by: input.text(MAX_WORD)?, you: input.text(MAX_WORD)? },
             _ => return Err(Malformed("an answer has an unknown type")),
         })
     }
@@ -115,7 +114,7 @@ mod tests {
         for answer in [
             Answer::Welcome { job: u128::MAX - 5 },
             Answer::Refused { key: "version".into(), here: "1".into(), there: "2".into() },
-            Answer::Taken { by: 7, you: 8 },
+            Answer::Taken { by: "process 7".into(), you: "process 8".into() },
         ] {
             assert_eq!(Answer::decode(&answer.encode()).unwrap(), answer);
             packets.push(answer.encode());

@@ -10,7 +10,9 @@ use crate::environment::PROTOCOL;
 use crate::failure::{Cause, Failure, RankEnd};
 use crate::life::LifeFile;
 use crate::limits::refused_by_system;
-use crate::packet_socket::{self, PacketBuffer, ReceiveError};
+use crate::link::Link;
+use crate::packet_socket::{PacketBuffer, ReceiveError};
+use crate::remote_door::RemoteDoor;
 use crate::roll_call;
 use crate::table::{Answer, Reply, Request, Table};
 use crate::wire::{self, Frame, ItemPackets, MAX_RANKS, Packet};
@@ -23,6 +25,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+pub(crate) use guests::Arrival;
 
 /// How long after a rank's end was noticed the launcher may still say how it ended.
 const POSTMORTEM: Duration = Duration::from_millis(100);
@@ -70,17 +74,20 @@ impl Hub {
         check_size(size)?;
         let pairs = (0..size).map(|_| pair(size)).collect::<Result<Vec<_>>>()?;
         let (ours, theirs): (Vec<OwnedFd>, Vec<OwnedFd>) = pairs.into_iter().unzip();
-        let seats = ours.into_iter().map(|socket| Seat { socket: Some(socket), ..Seat::default() }).collect();
+        let seat = |socket| Seat { link: Some(Link::packets(socket)), ..Seat::default() };
+        let seats = ours.into_iter().map(seat).collect();
         Ok((Hub::serve(seats, None)?, theirs))
     }
 
     /// Starts the thread within rank 0, for ranks that come through a door; returns rank 0's own end.
-    pub(crate) fn open(size: usize, job: u128, door: Door) -> Result<(Hub, OwnedFd)> {
+    pub(crate) fn open(size: usize, job: u128, entrance: Entrance) -> Result<(Hub, Link)> {
         check_size(size)?;
         let (ours, own) = pair(size)?;
         let mut seats: Vec<Seat> = (0..size).map(|_| Seat::default()).collect();
-        seats[HOST] = Seat { socket: Some(ours), pid: std::process::id(), ..Seat::default() };
-        Ok((Hub::serve(seats, Some(Host { job, door: Some(door) }))?, own))
+        let who = process(std::process::id());
+        seats[HOST] = Seat { link: Some(Link::packets(ours)), who, ..Seat::default() };
+        let remote = matches!(entrance, Entrance::Remote(_));
+        Ok((Hub::serve(seats, Some(Host { job, remote, entrance: Some(entrance) }))?, Link::packets(own)))
     }
 
     fn serve(seats: Vec<Seat>, host: Option<Host>) -> Result<Hub> {
@@ -161,9 +168,9 @@ impl Drop for Hub {
 /// The hub's end of one rank's connection.
 #[derive(Default)]
 struct Seat {
-    socket: Option<OwnedFd>,
-    /// The process that came as this rank; 0 when not known.
-    pid: u32,
+    link: Option<Link>,
+    /// The process that came as this rank.
+    who: String,
     unsent: VecDeque<Packet>,
     unsent_bytes: usize,
     throttled: bool,
@@ -176,11 +183,19 @@ struct Seat {
 /// The rank whose process serves the store, where no launcher of ours does.
 pub(crate) const HOST: usize = 0;
 
+/// How ranks come to a hub that did not start them.
+pub(crate) enum Entrance {
+    Local(Door),
+    Remote(RemoteDoor),
+}
+
 /// What the hub is besides, when it is a thread of rank 0.
 struct Host {
     job: u128,
+    /// The ranks are on several hosts, so that only this hub knows who has ended.
+    remote: bool,
     /// Until everybody is inside.
-    door: Option<Door>,
+    entrance: Option<Entrance>,
 }
 
 struct Server {
@@ -226,7 +241,7 @@ impl Server {
     /// Blocks until there is something to do; returns the ranks that have sent something.
     fn wait(&self) -> Vec<usize> {
         let mut polled = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
-        let mut ranks = Vec::new();
+        let (mut ranks, mut buffered) = (Vec::new(), Vec::new());
         let now = Instant::now();
         let mut until: Option<Instant> = None;
         let mut by = |when: Instant| until = Some(until.map_or(when, |sooner| sooner.min(when)));
@@ -234,26 +249,33 @@ impl Server {
             if let Some(noticed) = seat.noticed {
                 by(noticed + self.post_mortem());
             }
-            let Some(socket) = &seat.socket else { continue };
+            let Some(link) = &seat.link else { continue };
             let mut flags = PollFlags::empty();
             if seat.unsent_bytes < UNREAD {
                 flags |= PollFlags::IN;
+                if link.has_frame() {
+                    by(now);
+                    buffered.push(rank);
+                }
             }
             if seat.throttled {
                 by(now + THROTTLE);
-            } else if !seat.unsent.is_empty() {
+            } else if !seat.unsent.is_empty() || link.has_unsent() {
                 flags |= PollFlags::OUT;
             }
-            polled.push(PollFd::new(socket, flags));
+            polled.push(PollFd::new(link, flags));
             ranks.push(rank);
         }
         if self.table.has_waiting() {
             by(self.next_look.max(now));
         }
         let seats = polled.len();
-        if let Some(door) = self.host.as_ref().and_then(|host| host.door.as_ref()) {
-            door.poll(&mut polled).into_iter().for_each(&mut by);
-        }
+        let until_guests = match self.host.as_ref().and_then(|host| host.entrance.as_ref()) {
+            Some(Entrance::Local(door)) => door.poll(&mut polled),
+            Some(Entrance::Remote(door)) => door.poll(&mut polled),
+            None => None,
+        };
+        until_guests.into_iter().for_each(&mut by);
         let limit = until.map(|when| {
             let left = when.saturating_duration_since(now);
             Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() }
@@ -267,22 +289,22 @@ impl Server {
         }
         let readable = PollFlags::IN | PollFlags::HUP | PollFlags::ERR;
         let ready = polled[1..seats].iter().zip(ranks).filter(|(fd, _)| fd.revents().intersects(readable));
-        ready.map(|(_, rank)| rank).collect()
+        ready.map(|(_, rank)| rank).chain(buffered).collect()
     }
 
     fn read(&mut self, rank: usize, buffer: &mut PacketBuffer) {
         // A bounded number, so that one busy rank does not starve the others.
         for _ in 0..64 {
             let seat = &mut self.seats[rank];
-            let Some(socket) = seat.socket.take_if(|_| seat.unsent_bytes < UNREAD) else { return };
-            let outcome = match buffer.receive(&socket) {
+            let Some(link) = seat.link.take_if(|_| seat.unsent_bytes < UNREAD) else { return };
+            let outcome = match link.receive(buffer) {
                 Ok(arrived) if arrived.fds_lost => Ok(Err(arrived.bytes.get(1..9).map(<[u8]>::to_vec))),
                 Ok(arrived) => match wire::decode_request(arrived.bytes, arrived.fds) {
                     Ok(request) => Ok(Ok(request)),
                     Err(wire::Malformed(what)) => Err(Some(format!("sent nonsense ({what})"))),
                 },
                 Err(ReceiveError::WouldBlock) => {
-                    seat.socket = Some(socket);
+                    seat.link = Some(link);
                     return;
                 }
                 Err(ReceiveError::Closed) => Err(None),
@@ -291,7 +313,7 @@ impl Server {
             };
             match outcome {
                 Ok(request) => {
-                    seat.socket = Some(socket);
+                    seat.link = Some(link);
                     match request {
                         Ok((ticket, frame)) => self.take(rank, ticket, frame),
                         Err(ticket) => self.no_descriptor_left(rank, ticket),
@@ -401,11 +423,18 @@ impl Server {
             return;
         }
         self.next_look = now + LOOK;
+        let remote = self.host.as_ref().is_some_and(|host| host.remote);
         for rank in 0..self.seats.len() {
             // The kernel does not report a process its own lock.
             let own = rank == HOST && self.host.is_some();
             let seat = &mut self.seats[rank];
-            if !own && seat.joined && !seat.ended && seat.noticed.is_none() && !self.shared.life.is_held(rank) {
+            if !own
+                && !remote
+                && seat.joined
+                && !seat.ended
+                && seat.noticed.is_none()
+                && !self.shared.life.is_held(rank)
+            {
                 seat.noticed = Some(now);
             }
         }
@@ -413,22 +442,30 @@ impl Server {
 
     fn end(&mut self, rank: usize, end: RankEnd) {
         let seat = &mut self.seats[rank];
-        let (joined, pid) = (seat.joined, seat.pid);
-        *seat = Seat { ended: true, joined, pid, ..Seat::default() };
+        let (joined, who) = (seat.joined, std::mem::take(&mut seat.who));
+        let ended = std::mem::replace(seat, Seat { ended: true, joined, who, ..Seat::default() }).ended;
         self.shared.life.settle(rank);
         let mut answers = Vec::new();
         self.table.rank_gone(rank, end, &mut answers);
         self.deliver(answers);
+        if !ended && self.host.as_ref().is_some_and(|host| host.remote) {
+            self.seats.iter_mut().for_each(|seat| seat.push(wire::encode_gone(rank as u32)));
+        }
     }
+}
+
+/// A process of this host, for people.
+pub(crate) fn process(pid: u32) -> String {
+    format!("process {pid}")
 }
 
 impl Seat {
     fn is_free(&self) -> bool {
-        self.socket.is_none() && !self.joined && !self.ended
+        self.link.is_none() && !self.joined && !self.ended
     }
 
     fn push(&mut self, packet: Packet) {
-        if self.socket.is_some() {
+        if self.link.is_some() {
             self.unsent_bytes += packet.head.len() + packet.body.len();
             self.unsent.push_back(packet);
         }
@@ -436,10 +473,13 @@ impl Seat {
 
     fn flush(&mut self) {
         self.throttled = false;
-        let Some(socket) = &self.socket else { return };
+        let Some(link) = &self.link else { return };
+        if link.flush() == Err(Errno::AGAIN) {
+            return;
+        }
         while let Some(packet) = self.unsent.front() {
             let fds: Vec<BorrowedFd<'_>> = packet.fds.iter().map(|fd| fd.as_fd()).collect();
-            match packet_socket::send(socket, &[&packet.head, &packet.body], &fds) {
+            match link.send(&[&packet.head, &packet.body], &fds) {
                 Ok(()) => {
                     self.unsent_bytes -= packet.head.len() + packet.body.len();
                     self.unsent.pop_front();

@@ -1,17 +1,18 @@
 //! A running job: watching its ranks, and ending it so that nobody is left.
 
-use crate::exit::{Exit, signal_name};
+use crate::exit::Exit;
 use crate::failure::RankEnd;
 use crate::guardian::Guardian;
 use crate::hub::Hub;
 use crate::leftovers::{Mark, kill_marked};
+use crate::outcome::Outcome;
 use crate::output::{Line, News, Reader, Stream};
 use crate::signals::CaughtSignals;
 use rankwise_core::{Error, ErrorKind, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, Signal, kill_process_group, pidfd_send_signal};
-use std::io;
 use std::marker::PhantomData;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::Child;
 use std::rc::Rc;
@@ -64,66 +65,6 @@ pub enum StopReason {
     OutputClosed,
 }
 
-/// How a job ended.
-#[derive(Debug)]
-#[non_exhaustive]
-pub struct Outcome {
-    /// The rank that failed first, unless the job was being ended already.
-    pub first_failure: Option<(usize, Exit)>,
-    /// How each rank ended.
-    pub exits: Vec<Exit>,
-    /// The job's timeout passed.
-    pub timed_out: bool,
-    /// The signal that ended the job.
-    pub interrupted: Option<i32>,
-    /// Why the output could not be written any more.
-    pub output_error: Option<io::Error>,
-    /// Processes found outside their rank's process group, and killed.
-    pub leftovers: usize,
-    /// Time from the start to the end of the last rank.
-    pub elapsed: Duration,
-}
-
-impl Outcome {
-    /// Whether all ranks exited with success by themselves.
-    pub fn success(&self) -> bool {
-        self.code() == 0
-    }
-
-    /// The launcher's exit code: that of the first failing rank (128 + signal if killed), 124 on timeout, 128 + signal
-    /// when interrupted, 141 when the output was closed.
-    pub fn code(&self) -> i32 {
-        if let Some((_, exit)) = self.first_failure {
-            return exit.code();
-        }
-        if let Some(signal) = self.interrupted {
-            return 128 + signal;
-        }
-        if self.timed_out {
-            return 124;
-        }
-        if self.output_error.is_some() {
-            return 128 + libc::SIGPIPE;
-        }
-        self.exits.iter().map(|exit| exit.code()).find(|code| *code != 0).unwrap_or(0)
-    }
-
-    /// One sentence that says why the job failed; `None` on success.
-    pub fn failure(&self) -> Option<String> {
-        let stuck = self.exits.iter().enumerate().find(|(_, exit)| matches!(exit, Exit::Stuck(_)));
-        Some(match (self.first_failure, self.interrupted) {
-            (Some((rank, exit)), _) => format!("rank {rank} failed first: {exit}"),
-            (None, Some(signal)) => format!("ended by {} ({signal})", signal_name(signal)),
-            _ if self.timed_out => format!("timed out after {:.1} s", self.elapsed.as_secs_f64()),
-            _ => match (&self.output_error, stuck) {
-                (Some(error), _) => format!("the output cannot be written ({error}), so the job was ended"),
-                (None, Some((rank, exit))) => format!("rank {rank}: {exit}"),
-                (None, None) => return None,
-            },
-        })
-    }
-}
-
 /// A running job. It cannot leave the thread that started it, because its ranks die with that thread. Dropping it kills
 /// all ranks.
 pub struct Job {
@@ -137,6 +78,9 @@ pub struct Job {
 
 pub(crate) struct JobParts {
     pub(crate) id: u128,
+    /// Global rank of the first one here.
+    pub(crate) first_rank: usize,
+    pub(crate) listens_on: Option<SocketAddr>,
     pub(crate) hub: Hub,
     pub(crate) guardian: Guardian,
     pub(crate) signals: Option<Rc<CaughtSignals>>,
@@ -252,6 +196,15 @@ impl Job {
         self.output = Some(reader);
     }
 
+    pub(crate) fn first_rank(&self) -> usize {
+        self.parts.first_rank
+    }
+
+    /// Where rank 0 of a job on several hosts listens, if this launcher starts that.
+    pub fn listens_on(&self) -> Option<SocketAddr> {
+        self.parts.listens_on
+    }
+
     /// The job's id, as the ranks see it.
     pub fn id(&self) -> u128 {
         self.parts.id
@@ -283,6 +236,7 @@ impl Job {
         let mut outcome = Outcome {
             first_failure: None,
             exits: Vec::new(),
+            first_rank: self.parts.first_rank,
             timed_out: false,
             interrupted: None,
             output_error: None,
@@ -388,6 +342,7 @@ impl Job {
         ended.sort_by_key(|(rank, exit)| (!matches!(exit, Exit::Signal(_)), *rank));
         for (rank, exit) in ended {
             self.parts.hub.rank_gone(rank, rank_end(exit));
+            let rank = self.parts.first_rank + rank;
             let natural = matches!(phase, Phase::Running);
             if natural && !exit.success() && outcome.first_failure.is_none() {
                 outcome.first_failure = Some((rank, exit));

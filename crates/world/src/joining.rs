@@ -2,10 +2,12 @@
 
 #![allow(unsafe_code)]
 
-use crate::environment::{CONTROL_FD, LIFE_FD, Launched, RANK, WORLD_SIZE};
+use crate::environment::{CONTROL_FD, LIFE_FD, Launched, RANK, SOURCE, WORLD_SIZE};
 use crate::life::Life;
+use crate::line::Server;
+use crate::link::Link;
 use crate::peer::Peer;
-use crate::process_store::{ProcessStore, Server};
+use crate::process_store::ProcessStore;
 use crate::wire::MAX_RANKS;
 use crate::world::{Inner, Placement, available_cpus};
 use rankwise_core::{Error, Result};
@@ -29,18 +31,20 @@ pub(crate) fn join(launched: Launched) -> Result<Inner> {
         None => wrong(LIFE_FD, launched.life_fd, "is not the life file of a launcher"),
     })?;
     // Who is refused must not look like the rank it took itself for.
-    let store = ProcessStore::connect(control, rank, size, Server::Launcher).inspect_err(|_| life.let_go())?;
+    let store =
+        ProcessStore::connect(Link::packets(control), rank, size, Server::Launcher).inspect_err(|_| life.let_go())?;
     Ok(Inner {
         rank,
         size,
         local_rank: launched.local_rank,
         local_size: launched.local_size,
         job: launched.job,
-        source: "RANKWISE_* (rankwise launch)",
+        source: SOURCE,
         placement: if size == 1 { Placement::Solo } else { Placement::Processes },
         cpus: launched.cpus.unwrap_or_else(available_cpus),
         store: Box::new(store),
         liveness: Box::new(life),
+        hosts: None,
         hub: None,
     })
 }

@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+mod across;
+
 use crate::environment::{
     CONTROL_FD, CPUS, JOB_ID, LIFE_FD, LOCAL_RANK, LOCAL_SIZE, PROTOCOL, PROTOCOL_VERSION, RANK, WORLD_SIZE,
 };
@@ -9,10 +11,12 @@ use crate::guardian::Guardian;
 use crate::hub::Hub;
 use crate::job::{JobParts, RankProcess};
 use crate::limits::{descriptors_needed, refused_by_system};
+use crate::meeting_point::{ADDRESS, LISTEN_FD, PORT, TOKEN_FD, TOKEN_FILE};
 use crate::output::{Reader, Source};
 use crate::pin;
 use crate::signals::{CaughtSignals, keep_exit_statuses};
 use crate::world::{available_cpus, random_id};
+use across::Prepared;
 use rankwise_core::{Error, Result};
 use rustix::io::{Errno, FdFlags};
 use rustix::process::{PidfdFlags, Resource, Rlimit, getrlimit, pidfd_open, setrlimit};
@@ -26,10 +30,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 pub use crate::exit::{Exit, signal_name};
-pub use crate::job::{Event, Job, JobHandle, Outcome, StopReason};
+pub use crate::job::{Event, Job, JobHandle, StopReason};
+pub use crate::outcome::Outcome;
 pub use crate::output::{Line, MAX_LINE, Output, Sink, Stream};
 pub use crate::pin::Pin;
 pub use crate::wire::MAX_RANKS;
+pub use across::Across;
 pub use rustix::process::Signal;
 
 /// A job to start: how many ranks of which program, and how.
@@ -55,6 +61,7 @@ pub struct Launch {
     grace: Duration,
     term_grace: Duration,
     handle_signals: bool,
+    across: Option<Across>,
 }
 
 /// Catches SIGINT, SIGTERM and SIGHUP over several jobs in a row, so that none is lost between them.
@@ -94,6 +101,7 @@ impl Launch {
             grace: Duration::from_secs(2),
             term_grace: Duration::from_secs(5),
             handle_signals: false,
+            across: None,
         }
     }
 
@@ -158,12 +166,18 @@ impl Launch {
         self
     }
 
+    /// Makes the ranks part of a job on several hosts (default: a job of their own). Ranks are counted over all of them.
+    pub fn across(mut self, across: Across) -> Launch {
+        self.across = Some(across);
+        self
+    }
+
     /// Starts all ranks.
     ///
     /// The ranks die with the *thread* that calls this, so the job cannot leave it. Raises this process's soft
     /// limit on descriptors if the job needs more (the ranks keep the old one), and stops ignoring SIGCHLD.
     ///
-    /// `InvalidArgument` for zero or too many ranks, `Config` when the program cannot be run, `Limit` when the system
+    /// `InvalidArgument` for zero or too many ranks, `AddrInUse` when the port of a job on several hosts is taken, `Config` when the program cannot be run, `Limit` when the system
     /// refuses; then no rank is left.
     pub fn spawn(self) -> Result<Job> {
         let signals = match self.handle_signals {
@@ -181,6 +195,7 @@ impl Launch {
 
     fn start(self, signals: Option<Rc<CaughtSignals>>) -> Result<Job> {
         keep_exit_statuses();
+        let across = self.across.as_ref().map(|across| across.prepare(self.ranks)).transpose()?;
         let limit = raise_descriptor_limit(self.ranks);
         let (hub, seats) = Hub::start(self.ranks)?;
         let id = random_id();
@@ -188,6 +203,8 @@ impl Launch {
             .map_err(|errno| refused_by_system("start the guardian", self.ranks, errno.into()))?;
         let mut job = Job::new(JobParts {
             id,
+            first_rank: across.as_ref().map_or(0, |across| across.first_rank),
+            listens_on: across.as_ref().and_then(|across| across.listener.as_ref()).map(|(_, address)| *address),
             hub,
             guardian,
             signals,
@@ -197,7 +214,7 @@ impl Launch {
         });
         let piped = !matches!(self.output, Output::Inherit);
         let mut started = Started::default();
-        let result = self.start_ranks(&job, seats, piped, limit, &mut started);
+        let result = self.start_ranks(&job, across.as_ref(), seats, piped, limit, &mut started);
         job.add(started.processes);
         // On an error the job is dropped here, which ends the ranks that were started.
         result?;
@@ -216,6 +233,7 @@ impl Launch {
     fn start_ranks(
         &self,
         job: &Job,
+        across: Option<&Prepared>,
         seats: Vec<OwnedFd>,
         piped: bool,
         limit: Rlimit,
@@ -227,16 +245,20 @@ impl Launch {
             let inherited = Inherited {
                 control: seat.as_fd(),
                 life: job.hub().life(),
+                listener: across
+                    .and_then(|across| across.listener.as_ref())
+                    .filter(|_| rank == 0)
+                    .map(|(fd, _)| fd.as_fd()),
                 guardian: job.guardian().pipe(),
                 cpu: pin::choose(self.pin, rank, self.ranks, &allowed),
                 limit,
             };
-            let mut child = self.start_rank(rank, job.id(), cpus, piped, &inherited)?;
+            let mut child = self.start_rank(rank, across, job.id(), cpus, piped, &inherited)?;
             for (stream, pipe) in [
                 (Stream::Stdout, child.stdout.take().map(OwnedFd::from)),
                 (Stream::Stderr, child.stderr.take().map(OwnedFd::from)),
             ] {
-                started.sources.extend(pipe.map(|pipe| Source { rank, stream, pipe }));
+                started.sources.extend(pipe.map(|pipe| Source { rank: job.first_rank() + rank, stream, pipe }));
             }
             let pid = rustix::process::Pid::from_raw(child.id() as i32).ok_or(Errno::SRCH);
             match pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty())) {
@@ -251,7 +273,16 @@ impl Launch {
         Ok(())
     }
 
-    fn start_rank(&self, rank: usize, id: u128, cpus: usize, piped: bool, inherited: &Inherited<'_>) -> Result<Child> {
+    fn start_rank(
+        &self,
+        local_rank: usize,
+        across: Option<&Prepared>,
+        id: u128,
+        cpus: usize,
+        piped: bool,
+        inherited: &Inherited<'_>,
+    ) -> Result<Child> {
+        let rank = across.map_or(0, |across| across.first_rank) + local_rank;
         let mut command = Command::new(&self.program);
         command.args(&self.args).stdin(Stdio::null()).process_group(0);
         if piped {
@@ -265,14 +296,25 @@ impl Launch {
         }
         command
             .env(RANK, rank.to_string())
-            .env(WORLD_SIZE, self.ranks.to_string())
-            .env(LOCAL_RANK, rank.to_string())
+            .env(WORLD_SIZE, across.map_or(self.ranks, |across| across.size).to_string())
+            .env(LOCAL_RANK, local_rank.to_string())
             .env(LOCAL_SIZE, self.ranks.to_string())
             .env(JOB_ID, format!("{id:032x}"))
             .env(CONTROL_FD, inherited.control.as_raw_fd().to_string())
             .env(LIFE_FD, inherited.life.as_raw_fd().to_string())
             .env(CPUS, cpus.to_string())
-            .env(PROTOCOL_VERSION, PROTOCOL);
+            .env(PROTOCOL_VERSION, PROTOCOL)
+            .env_remove(LISTEN_FD);
+        if let Some(across) = across {
+            command
+                .env(ADDRESS, &across.address)
+                .env(PORT, across.port.to_string())
+                .env(TOKEN_FILE, &across.token_file)
+                .env_remove(TOKEN_FD);
+        }
+        if let Some(listener) = inherited.listener {
+            command.env(LISTEN_FD, listener.as_raw_fd().to_string());
+        }
         let before_exec = inherited.before_exec();
         // SAFETY: the closure makes system calls only, on descriptors that the child has its own copies of; it neither
         // allocates nor locks.
@@ -305,6 +347,8 @@ struct Started {
 struct Inherited<'a> {
     control: BorrowedFd<'a>,
     life: BorrowedFd<'a>,
+    /// What rank 0 of a job on several hosts listens on.
+    listener: Option<BorrowedFd<'a>>,
     guardian: BorrowedFd<'a>,
     cpu: Option<CpuSet>,
     /// The limit on descriptors to go back to.
@@ -315,10 +359,11 @@ impl Inherited<'_> {
     /// What the child does between fork and exec. It is already the leader of its own process group.
     fn before_exec(&self) -> impl FnMut() -> io::Result<()> + Send + Sync + 'static {
         let [control, life, guardian] = [self.control, self.life, self.guardian].map(|fd| fd.as_raw_fd());
+        let listener = self.listener.map(|fd| fd.as_raw_fd());
         let (cpu, limit) = (self.cpu, self.limit);
         let launcher = rustix::process::getpid();
         move || {
-            // SAFETY: the three descriptors are open in the launcher while it spawns, so they are in this copy of it.
+            // SAFETY: the descriptors are open in the launcher while it spawns, so they are in this copy of it.
             let borrow = |fd: RawFd| unsafe { BorrowedFd::borrow_raw(fd) };
             rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
             // The launcher may have died before that took effect.
@@ -332,6 +377,9 @@ impl Inherited<'_> {
             }
             rustix::io::fcntl_setfd(borrow(control), FdFlags::empty())?;
             rustix::io::fcntl_setfd(borrow(life), FdFlags::empty())?;
+            if let Some(listener) = listener {
+                rustix::io::fcntl_setfd(borrow(listener), FdFlags::empty())?;
+            }
             let _ = setrlimit(Resource::Nofile, limit);
             Ok(())
         }

@@ -35,6 +35,8 @@ pub(crate) enum Announced {
         missing: &'static str,
     },
     Complete(Claim),
+    /// A half set that says one process: it has no others to miss, and counts when nothing else is set.
+    Alone,
 }
 
 /// In the order in which they are asked; the first complete set counts.
@@ -108,16 +110,7 @@ impl Launcher {
         let alone = matches!(found[1], Ok((_, size)) if size.trim() == "1");
         let (rank, size, local_rank, local_size) = match found {
             [Ok(rank), Ok(size), Ok(local_rank), Ok(local_size)] => (rank, size, local_rank, local_size),
-            // One process has no others to miss.
-            _ if alone => {
-                return Ok(Announced::Complete(Claim {
-                    launcher: self,
-                    rank: 0,
-                    size: 1,
-                    local_rank: 0,
-                    local_size: 1,
-                }));
-            }
+            _ if alone => return Ok(Announced::Alone),
             found => {
                 let missing = found.into_iter().find_map(|found| found.err()).unwrap_or(set);
                 return Ok(Announced::Half { set, missing });

@@ -22,14 +22,16 @@
 //! # Ok::<(), rankwise_core::Error>(())
 //! ```
 //!
-//! Files: `world`, `environment` and `launchers` decide who we are. `joining` joins what our launcher started. `meeting` is
-//! where ranks of one host come together that another launcher started: `door` is rank 0's listening socket, `greeting` the
-//! first two packets, `roll_call` the first exchange, `departure` the goodbye, `peer` who is behind a socket.
+//! Files: `world`, `environment`, `launchers` and `meeting_point` decide who we are. `joining` joins what our launcher started.
+//! `meeting` is where ranks of one host come together that another launcher started: `door` is rank 0's listening socket,
+//! `greeting` the first two packets. `remote` is the same over several hosts: `remote_door` listens on TCP (`tcp`), `handshake`
+//! proves that both sides hold the `token`. After either, `roll_call` is the first exchange, `departure` the goodbye;
+//! `join_errors` says what went wrong, `peer` who is behind a Unix socket.
 //!
 //! `store` and `liveness` are the two interfaces. `table` is the state of the store without any waiting; `thread_store` wraps
-//! it for threads, `hub` serves it to processes, whose end is `process_store` (`wire` has the frames, `packet_socket` sends
-//! them). `life` is liveness from the kernel. `launch` starts a job and `job` ends it; `guardian` and `leftovers` see to it
-//! that nobody is left. `driver` is how a backend is found.
+//! it for threads, `hub` serves it to processes, whose end is `process_store`, at the end of a `line` (`wire` has the frames, a
+//! `link` carries them (`not_inherited` keeps it from forked children), `packet_socket` the packets). `life` is liveness from the kernel. `launch` starts a job and `job` ends
+//! it; `guardian` and `leftovers` see to it that nobody is left. `driver` is how a backend is found.
 
 #![deny(unsafe_code)]
 
@@ -48,9 +50,13 @@ mod greeting;
 #[cfg(target_os = "linux")]
 mod guardian;
 #[cfg(target_os = "linux")]
+mod handshake;
+#[cfg(target_os = "linux")]
 mod hub;
 #[cfg(target_os = "linux")]
 mod job;
+#[cfg(target_os = "linux")]
+mod join_errors;
 #[cfg(target_os = "linux")]
 mod joining;
 #[cfg(target_os = "linux")]
@@ -61,9 +67,18 @@ mod leftovers;
 #[cfg(target_os = "linux")]
 mod life;
 mod limits;
+#[cfg(target_os = "linux")]
+mod line;
+#[cfg(target_os = "linux")]
+mod link;
 mod liveness;
 #[cfg(target_os = "linux")]
 mod meeting;
+mod meeting_point;
+#[cfg(target_os = "linux")]
+mod not_inherited;
+#[cfg(target_os = "linux")]
+mod outcome;
 #[cfg(target_os = "linux")]
 mod output;
 #[cfg(target_os = "linux")]
@@ -75,12 +90,20 @@ mod pin;
 #[cfg(target_os = "linux")]
 mod process_store;
 #[cfg(target_os = "linux")]
+mod remote;
+#[cfg(target_os = "linux")]
+mod remote_door;
+#[cfg(target_os = "linux")]
 mod roll_call;
 #[cfg(target_os = "linux")]
 mod signals;
 mod store;
 mod table;
+#[cfg(target_os = "linux")]
+mod tcp;
 mod thread_store;
+#[cfg(target_os = "linux")]
+mod token;
 #[cfg(target_os = "linux")]
 mod wire;
 mod world;
@@ -91,5 +114,8 @@ pub use failure::RankEnd;
 #[cfg(target_os = "linux")]
 pub use launch::{Job, Launch};
 pub use liveness::{Liveness, PeerStatus};
+pub use meeting_point::MEETING_VARIABLES;
 pub use store::{Attachment, MAX_KEY, MAX_PAYLOAD, MAX_STORE, MAX_VALUE, Store};
+#[cfg(target_os = "linux")]
+pub use token::Token;
 pub use world::{Placement, World};

@@ -44,3 +44,32 @@ impl Liveness for ThreadLiveness {
         }
     }
 }
+
+/// Ranks of other hosts: a flag each, raised when the hub tells that the rank has ended.
+#[cfg(target_os = "linux")]
+#[derive(Clone)]
+pub(crate) struct Departed(Arc<[AtomicBool]>);
+
+#[cfg(target_os = "linux")]
+impl Departed {
+    pub(crate) fn none_of(size: usize) -> Departed {
+        Departed((0..size).map(|_| AtomicBool::new(false)).collect())
+    }
+
+    pub(crate) fn mark(&self, rank: usize) {
+        if let Some(flag) = self.0.get(rank) {
+            // Release pairs with the acquire in `status`.
+            flag.store(true, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Liveness for Departed {
+    fn status(&self, rank: usize) -> PeerStatus {
+        match self.0.get(rank) {
+            Some(gone) if !gone.load(Ordering::Acquire) => PeerStatus::Alive,
+            _ => PeerStatus::Gone,
+        }
+    }
+}

@@ -7,15 +7,18 @@
 use crate::deadline::Deadline;
 use crate::departure::announce_at_exit;
 use crate::door::Door;
-use crate::environment::{PROTOCOL, RANK};
+use crate::environment::PROTOCOL;
 use crate::greeting::{Answer, Greeting};
-use crate::hub::{HOST, Hub};
+use crate::hub::{Entrance, HOST, Hub, process};
+use crate::join_errors::{Circumstances, refused, taken};
 use crate::launchers::Claim;
 use crate::life::Life;
 use crate::limits::descriptors;
+use crate::line::Server;
+use crate::link::Link;
 use crate::packet_socket::{self, PacketBuffer, ReceiveError};
 use crate::peer::Peer;
-use crate::process_store::{ProcessStore, Server};
+use crate::process_store::ProcessStore;
 use crate::roll_call::{self, Present};
 use crate::wire::{MAX_RANKS, Seat};
 use crate::world::{Inner, Placement, random_id};
@@ -33,8 +36,6 @@ use std::time::Duration;
 const NAMES: usize = 4;
 /// How long rank 0 tries to get the name from a process that is ending.
 const SUCCESSION: Duration = Duration::from_secs(1);
-/// How long rank 0 may take to answer a greeting.
-const ANSWER: Duration = Duration::from_secs(2);
 /// Descriptors that rank 0 needs besides one for each rank's connection and one for what each rank may send.
 const DESCRIPTORS: u64 = 64;
 /// Pauses between attempts begin and end with these.
@@ -49,7 +50,9 @@ pub(crate) fn join(claim: Claim, key: &str) -> Result<Inner> {
     }
     let limit = Config::new().resolve()?.join_timeout;
     let deadline = Deadline::after(limit);
-    let (socket, life, job, hub) = if rank == HOST {
+    let source = claim.launcher.source();
+    let circumstances = Circumstances { rank, size, source, key, place: "", limit };
+    let (link, life, job, hub) = if rank == HOST {
         let door = Door::new(open(key, &deadline).map_err(|error| error.with_rank(rank))?);
         let (have, need) = (descriptors(), DESCRIPTORS + 2 * size as u64);
         if have < need {
@@ -58,81 +61,43 @@ pub(crate) fn join(claim: Claim, key: &str) -> Result<Inner> {
             return Err(Error::new(kind, message).with_rank(rank));
         }
         let job = random_id();
-        let (hub, socket) = Hub::open(size, job, door)?;
+        let (hub, link) = Hub::open(size, job, Entrance::Local(door))?;
         let life = hub.duplicate_life()?;
-        (socket, life, job, Some(hub))
+        (link, life, job, Some(hub))
     } else {
-        let (socket, life, job) = visit(&claim, key, &deadline).map_err(|error| error.with_rank(rank))?;
-        (socket, life, job, None)
+        let (socket, life, job) = visit(&claim, &circumstances, &deadline).map_err(|error| error.with_rank(rank))?;
+        (Link::packets(socket), life, job, None)
     };
     let life = Life::take(life, rank, size).map(Arc::new).map_err(|holder| match holder {
-        Some(pid) => taken(rank, pid as u32, std::process::id()),
+        Some(pid) => taken(rank, &process(pid as u32), &process(std::process::id())),
         None => Error::config("what rank 0 sent is not a life file; are the versions the same?"),
     })?;
-    let store = ProcessStore::connect(socket, rank, size, Server::Host(life.clone())).inspect_err(|_| life.let_go())?;
+    let store = ProcessStore::connect(link, rank, size, Server::Host(life.clone())).inspect_err(|_| life.let_go())?;
     let cpus = match roll_call::answer(&store, Present::here(), rank, size, deadline.remaining()) {
         Ok(cpus) => cpus,
         Err(error) => {
-            let error = explained(error, &claim, key, limit, hub.as_ref());
+            let error = circumstances.explain(error, hub.as_ref());
             // Tells the others what they wait for in vain, which this rank's own end must not come before.
             drop(hub);
             life.let_go();
             return Err(error);
         }
     };
-    announce_at_exit(store.socket(), hub.is_some());
+    announce_at_exit(store.line(), hub.is_some());
     Ok(Inner {
         rank,
         size,
         local_rank: claim.local_rank,
         local_size: claim.local_size,
         job,
-        source: claim.launcher.source(),
+        source,
         placement: Placement::Processes,
         cpus,
         store: Box::new(store),
         liveness: Box::new(life),
+        hosts: None,
         hub,
     })
-}
-
-/// Adds to an error of the roll call what this rank knows.
-fn explained(error: Error, claim: &Claim, key: &str, limit: Duration, hub: Option<&Hub>) -> Error {
-    let Claim { rank, size, launcher, .. } = claim;
-    if let Some(refusal) = hub.and_then(Hub::refusal) {
-        let kind =
-            ErrorKind::Refused { key: refusal.key.clone(), ours: refusal.here.clone(), theirs: refusal.there.clone() };
-        let message = format!("rank {} is of another kind; start the same build on all ranks", refusal.rank);
-        return Error::new(kind, message).with_rank(*rank).with_peers([refusal.rank]);
-    }
-    if error.kind() != &ErrorKind::Timeout {
-        return error;
-    }
-    let message = format!(
-        "not all ranks came within {} s: this is rank {rank} of {size} by {}, job key `{key}`; all ranks need the same job \
-         key and size, and RANKWISE_JOIN_TIMEOUT gives them more time; {}",
-        limit.as_secs_f64(),
-        launcher.source(),
-        error.message()
-    );
-    let mut explained = Error::new(ErrorKind::Timeout, message).with_rank(*rank);
-    if !error.peers().is_empty() {
-        explained = explained.with_peers(error.peers().iter().copied());
-    }
-    explained
-}
-
-fn taken(rank: usize, first: u32, second: u32) -> Error {
-    let kind = ErrorKind::Refused {
-        key: format!("process of rank {rank}"),
-        ours: second.to_string(),
-        theirs: first.to_string(),
-    };
-    let message = format!(
-        "processes {first} and {second} both came as rank {rank} of one job; the first stays. A process that a rank starts \
-         is no rank, and two jobs at a time need different values of RANKWISE_JOB_ID"
-    );
-    Error::new(kind, message).with_rank(rank)
 }
 
 /// The names under which the ranks of a job may meet, in order.
@@ -193,7 +158,7 @@ fn open(key: &str, deadline: &Deadline) -> Result<OwnedFd> {
             return Err(occupied(&strangers, key));
         }
         if succession.remaining().is_zero() {
-            return Err(taken(HOST, predecessor.unwrap_or(0), std::process::id()));
+            return Err(taken(HOST, &process(predecessor.unwrap_or(0)), &process(std::process::id())));
         }
         std::thread::sleep(LONGEST_PAUSE);
     }
@@ -215,7 +180,8 @@ fn occupied(strangers: &[Peer], key: &str) -> Error {
 }
 
 /// Comes to where rank 0 listens, and greets; again and again until it answers.
-fn visit(claim: &Claim, key: &str, deadline: &Deadline) -> Result<(OwnedFd, OwnedFd, u128)> {
+fn visit(claim: &Claim, circumstances: &Circumstances<'_>, deadline: &Deadline) -> Result<(OwnedFd, OwnedFd, u128)> {
+    let key = circumstances.key;
     let names = names(key)?;
     let seat = Seat { rank: claim.rank as u32, size: claim.size as u32 };
     let greeting = Greeting { protocol: PROTOCOL.into(), version: env!("CARGO_PKG_VERSION").into(), seat }.encode();
@@ -239,15 +205,13 @@ fn visit(claim: &Claim, key: &str, deadline: &Deadline) -> Result<(OwnedFd, Owne
             if packet_socket::send(&socket, &[&greeting], &[]).is_err() {
                 continue;
             }
-            match hear(&socket, deadline.remaining().min(ANSWER)) {
+            // Not less than all: who gave up and came again would find its own place taken.
+            match hear(&socket, deadline.remaining()) {
                 Some((Answer::Welcome { job }, Some(life))) => return Ok((socket, life, job)),
                 Some((Answer::Refused { key, here, there }, _)) => {
-                    let kind = ErrorKind::Refused { key, ours: there, theirs: here };
-                    let message = "rank 0 refused this rank, because the two differ; start the same build, with the same \
-                                   number of ranks, on all ranks";
-                    return Err(Error::new(kind, message).with_peers([HOST]));
+                    return Err(refused(key, here, there));
                 }
-                Some((Answer::Taken { by, you }, _)) => return Err(taken(claim.rank, by, you)),
+                Some((Answer::Taken { by, you }, _)) => return Err(taken(claim.rank, &by, &you)),
                 _ => {}
             }
         }
@@ -260,15 +224,7 @@ fn visit(claim: &Claim, key: &str, deadline: &Deadline) -> Result<(OwnedFd, Owne
     if !strangers.is_empty() {
         return Err(occupied(&strangers, key));
     }
-    let message = format!(
-        "rank 0 did not come within {:.1} s: this is rank {} of {} by {}, job key `{key}`; all ranks need the same {RANK} \
-         set, job key, user and network namespace, and RANKWISE_JOIN_TIMEOUT gives them more time",
-        deadline.elapsed().as_secs_f64(),
-        claim.rank,
-        claim.size,
-        claim.launcher.source(),
-    );
-    Err(Error::new(ErrorKind::Timeout, message).with_peers([HOST]))
+    Err(circumstances.nobody_there("the ranks of one host need the same user and network namespace"))
 }
 
 /// The answer to a greeting; `None` when none comes in time, or nonsense.

@@ -38,6 +38,11 @@ impl PacketBuffer {
         PacketBuffer(vec![0; MAX_FRAME].into_boxed_slice())
     }
 
+    /// Room for one frame.
+    pub(crate) fn space(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
     /// Takes one packet without blocking.
     pub(crate) fn receive(&mut self, socket: impl AsFd) -> Result<Arrived<'_>, ReceiveError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

@@ -1,11 +1,14 @@
 //! The first exchange of a job that another launcher started: who is there, and whether all want the same.
 
+use crate::deadline::Deadline;
+use crate::handshake::Hash;
 use crate::process_store::ProcessStore;
 use crate::store::{Attachment, Store};
 use crate::wire::{Input, put_bytes};
 use crate::world::available_cpus;
 use rankwise_core::{Error, ErrorKind, Group, Result};
 use rustix::thread::CpuSet;
+use sha2::{Digest, Sha256};
 use std::time::Duration;
 
 /// Where all meet; nobody has a world to use the store through before.
@@ -42,6 +45,13 @@ impl Present {
         Present { settings: SETTINGS.map(setting).into(), cpus, share: available_cpus() as u32 }
     }
 
+    /// What has to be equal, in short.
+    pub(crate) fn hash(&self) -> Hash {
+        let mut bytes = Vec::new();
+        self.settings.iter().for_each(|value| put_bytes(&mut bytes, value.as_bytes()));
+        Sha256::digest(&bytes).into()
+    }
+
     fn encode(&self) -> Vec<u8> {
         let mut out = Vec::new();
         self.settings.iter().for_each(|value| put_bytes(&mut out, value.as_bytes()));
@@ -75,6 +85,72 @@ pub(crate) fn answer(
         .ok_or_else(|| Error::new(ErrorKind::Closed, "a rank said nonsense on joining; are the versions the same?"))?;
     compare(&everybody, rank)?;
     Ok(cpus_together(&everybody))
+}
+
+/// What the ranks of several hosts know after the roll call.
+pub(crate) struct Across {
+    /// CPUs that the ranks of this host may use together.
+    pub(crate) cpus: usize,
+    /// The host of each rank, counted from 0 in the order of their lowest ranks.
+    pub(crate) hosts: Vec<u32>,
+}
+
+/// The same as [`answer`] over several hosts. What all hear from all is kept short there: rank 0 sends it n times n.
+pub(crate) fn answer_across(
+    store: &ProcessStore,
+    present: Present,
+    rank: usize,
+    size: usize,
+    deadline: &Deadline,
+) -> Result<Across> {
+    let all = Group::world(size);
+    let exchange = |key: &str, group: &Group, payload: &[u8]| -> Result<Vec<Vec<u8>>> {
+        let met = store.exchange(key, WHAT, group, payload, Attachment::None, deadline.remaining())?;
+        Ok(met.into_iter().map(|(bytes, _)| bytes).collect())
+    };
+    let own = [&present.hash()[..SHORT], &host_id()[..SHORT]].concat();
+    let everybody = exchange(KEY, &all, &own)?;
+    let nonsense = || Error::new(ErrorKind::Closed, "a rank said nonsense on joining; are the versions the same?");
+    if everybody.iter().any(|said| said.len() != 2 * SHORT) {
+        return Err(nonsense());
+    }
+    if everybody.iter().any(|said| said[..SHORT] != own[..SHORT]) {
+        // Everybody sees that, so everybody says more.
+        let bytes = Present { cpus: Vec::new(), ..present.clone() }.encode();
+        let said = exchange("rankwise/settings", &all, &bytes)?;
+        let said: Option<Vec<Present>> = said.iter().map(|bytes| Present::decode(bytes)).collect();
+        compare(&said.ok_or_else(nonsense)?, rank)?;
+    }
+    let mut known: Vec<&[u8]> = Vec::new();
+    let mut hosts = Vec::with_capacity(size);
+    for said in &everybody {
+        let id = &said[SHORT..];
+        let host = known.iter().position(|other| *other == id).unwrap_or_else(|| {
+            known.push(id);
+            known.len() - 1
+        });
+        hosts.push(host as u32);
+    }
+    let here = (0..size).filter(|other| hosts[*other] == hosts[rank]);
+    let group = Group::new(here)?;
+    let local = exchange(&format!("rankwise/host {}", hosts[rank]), &group, &present.encode())?;
+    let local: Option<Vec<Present>> = local.iter().map(|bytes| Present::decode(bytes)).collect();
+    Ok(Across { cpus: cpus_together(&local.ok_or_else(nonsense)?), hosts })
+}
+
+/// Bytes of a hash that are told.
+const SHORT: usize = 16;
+
+/// The same on all ranks that run under one kernel and see the same network.
+fn host_id() -> Hash {
+    let mut hash = Sha256::new();
+    hash.update(std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default());
+    hash.update([0]);
+    hash.update(rustix::system::uname().nodename().to_bytes());
+    hash.update([0]);
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    hash.update(network.as_os_str().as_encoded_bytes());
+    hash.finalize().into()
 }
 
 fn compare(everybody: &[Present], rank: usize) -> Result<()> {

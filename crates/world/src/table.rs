@@ -143,12 +143,14 @@ impl Table {
         !self.waiting.is_empty()
     }
 
-    /// Adds to what is said to those who give up waiting. The first few are kept.
+    /// Adds to what is said to those who give up waiting. The first few are kept; whether this one is.
     #[cfg(target_os = "linux")]
-    pub(crate) fn note(&mut self, note: String) {
-        if self.notes.len() < MAX_NOTES && !self.notes.contains(&note) {
-            self.notes.push(note);
+    pub(crate) fn note(&mut self, note: &str) -> bool {
+        let kept = self.notes.len() < MAX_NOTES && !self.notes.iter().any(|known| known == note);
+        if kept {
+            self.notes.push(note.into());
         }
+        kept
     }
 
     /// Whether this request waits for others at this key.

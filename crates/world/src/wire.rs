@@ -62,6 +62,7 @@ mod kind {
     pub(super) const FAILED: u8 = 70;
     pub(super) const SEAT: u8 = 71;
     pub(super) const CLOSING: u8 = 72;
+    pub(super) const GONE: u8 = 73;
 }
 
 /// Encodes a request; the descriptor of an exchange goes beside it.
@@ -209,6 +210,11 @@ pub(crate) fn encode_closing() -> Packet {
     Packet { head: head(kind::CLOSING, 0), body: Arc::new([]), fds: Arc::new([]) }
 }
 
+/// A rank has ended; belongs to no request.
+pub(crate) fn encode_gone(rank: u32) -> Packet {
+    Packet { head: head(kind::GONE, 0), body: rank.to_le_bytes().as_slice().into(), fds: Arc::new([]) }
+}
+
 /// The items of an exchange in packets, encoded once for all receivers.
 pub(crate) struct ItemPackets(Vec<Packet>);
 
@@ -252,6 +258,7 @@ pub(crate) enum Received {
     Whole(Reply),
     Seat(Seat),
     Closing,
+    Gone(u32),
     Part { total: usize, first: usize, items: Vec<(Vec<u8>, Option<OwnedFd>)> },
 }
 
@@ -270,6 +277,7 @@ pub(crate) fn decode_reply(bytes: &[u8], fds: Vec<OwnedFd>) -> Result<(u64, Rece
         kind::FLAG => Received::Whole(Reply::Flag(input.flag()?)),
         kind::SEAT => Received::Seat(input.seat()?),
         kind::CLOSING => Received::Closing,
+        kind::GONE => Received::Gone(input.u32()?),
         kind::FAILED => {
             let cause = Cause::from_code(input.u8()?).ok_or(Malformed("a failure has an unknown cause"))?;
             let n = input.u32()? as usize;
@@ -412,6 +420,7 @@ mod tests {
         for packet in packets.addressed(1).chain([
             encode_reply(1, &Reply::Failed(failure)),
             encode_seat(1, seat),
+            encode_gone(1),
             encode_closing(),
         ]) {
             frames.push([&packet.head[..], &packet.body].concat());

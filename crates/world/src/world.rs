@@ -18,7 +18,7 @@ pub enum Placement {
     Solo,
     /// The ranks are threads of one process.
     Threads,
-    /// The ranks are processes of one host.
+    /// The ranks are processes: of one host when [`World::local_size`] is [`World::size`], else of several.
     Processes,
 }
 
@@ -37,6 +37,8 @@ pub(crate) struct Inner {
     pub(crate) cpus: usize,
     pub(crate) store: Box<dyn Store>,
     pub(crate) liveness: Box<dyn Liveness>,
+    /// The host of each rank; none when there is one host.
+    pub(crate) hosts: Option<Vec<u32>>,
     /// Serves the store when this is rank 0 and no launcher of ours does.
     #[cfg(target_os = "linux")]
     #[allow(dead_code)]
@@ -49,9 +51,9 @@ impl World {
     /// (MPICH's and others' mpiexec), `SLURM_*` (srun; only inside a step); with none a world of one.
     ///
     /// The first call decides; later calls of the process return the same world or the same error. Under `rankwise launch`
-    /// blocks for at most ten seconds. Under another launcher it is collective over all ranks, which have to be on one host,
-    /// and blocks up to `RANKWISE_JOIN_TIMEOUT`; ranks find each other by what the launcher calls the job, else by
-    /// `RANKWISE_JOB_ID`.
+    /// blocks for at most ten seconds. Under another launcher, and on several hosts, it is collective over all ranks and blocks
+    /// up to `RANKWISE_JOIN_TIMEOUT`; ranks of one host find each other by what the launcher calls the job, else by
+    /// `RANKWISE_JOB_ID`, and those of several hosts at a TCP port of rank 0, where all prove that they hold the same token.
     ///
     /// `Config` when a set is incomplete or wrong, or nothing tells this job from others; `Refused` when ranks or the launcher
     /// differ in version, size, or settings, or two processes come as one rank; `Timeout` names the ranks that did not
@@ -87,6 +89,7 @@ impl World {
             Origin::Alone { source } => return Ok(World::alone(source)),
             Origin::Launched(launched) => crate::joining::join(launched)?,
             Origin::Met { claim, key } => crate::meeting::join(claim, &key)?,
+            Origin::Spread(spread) => crate::remote::join(spread)?,
         };
         Ok(World(Arc::new(inner)))
     }
@@ -210,6 +213,11 @@ impl World {
         self.0.local_size
     }
 
+    /// The host of a rank, counted from 0 in the order of the hosts' lowest ranks; 0 for all when there is one host.
+    pub fn host_of(&self, rank: usize) -> usize {
+        self.0.hosts.as_ref().and_then(|hosts| hosts.get(rank)).map_or(0, |host| *host as usize)
+    }
+
     /// Id of the job: the same on all ranks, different for every job.
     pub fn job(&self) -> u128 {
         self.0.job
@@ -265,6 +273,7 @@ impl Local {
             cpus: self.cpus,
             store: Box::new(ThreadStore::new(rank, self.size, self.meeting_place.clone())),
             liveness: Box::new(self.liveness.clone()),
+            hosts: None,
             #[cfg(target_os = "linux")]
             hub: None,
         }))

@@ -4,7 +4,7 @@
 
 mod foreign;
 
-use foreign::{Ended, ROLE, Ranks};
+use foreign::{Ended, NOBODY, ROLE, Ranks};
 use rankwise_core::{ErrorKind, Group};
 use rankwise_world::{Attachment, PeerStatus, Placement, World};
 use std::fs::File;
@@ -22,8 +22,10 @@ fn as_a_rank() {
         println!("nothing to do: this is the program that the other tests launch");
         return;
     };
-    if role == "squatter" {
-        return foreign::squat();
+    match role.as_str() {
+        "squatter" => return foreign::squat(),
+        "intruder" => return foreign::intrude(),
+        _ => {}
     }
     // A launcher may have left some of its own.
     let before = foreign::listeners_of_this_process();
@@ -102,20 +104,42 @@ fn ranks_come_in_any_order_and_late() {
 
 #[test]
 fn open_mpi_starts_ranks() {
-    under_mpi("mpirun.openmpi", &["-n", "3", "--oversubscribe"], "mpirun");
+    if is_here("mpirun.openmpi", "--version") {
+        under("mpirun.openmpi", &["-n", "3", "--oversubscribe"], "mpirun");
+    }
 }
 
 #[test]
 fn mpich_starts_ranks() {
-    under_mpi("mpirun.mpich", &["-n", "3"], "mpiexec");
+    if is_here("mpirun.mpich", "--version") {
+        under("mpirun.mpich", &["-n", "3"], "mpiexec");
+    }
 }
 
-/// Runs the identity role under an MPI launcher, directly and behind a shell.
-fn under_mpi(launcher: &str, args: &[&str], source: &str) {
-    if Command::new(launcher).arg("--version").output().is_err() {
-        println!("SKIPPED: there is no {launcher} here");
+#[test]
+fn srun_starts_ranks() {
+    if !is_here("srun", "--version") {
         return;
     }
+    // The command is there; is a cluster?
+    let state = Command::new("timeout").args(["5", "sinfo", "--noheader", "--format=%a"]).output().unwrap();
+    if !state.status.success() || !String::from_utf8_lossy(&state.stdout).contains("up") {
+        println!("SKIPPED: no Slurm cluster answers here");
+        return;
+    }
+    under("srun", &["-N", "1", "-n", "3", "--overcommit"], "srun");
+}
+
+fn is_here(launcher: &str, harmless: &str) -> bool {
+    let here = Command::new(launcher).arg(harmless).output().is_ok();
+    if !here {
+        println!("SKIPPED: there is no {launcher} here");
+    }
+    here
+}
+
+/// Runs the identity role under a launcher, directly and behind a shell.
+fn under(launcher: &str, args: &[&str], source: &str) {
     let exe = std::env::current_exe().unwrap();
     let direct = vec![exe.to_str().unwrap().to_string()];
     let script = format!("true; '{}' \"$@\"; exit $?", exe.display());
@@ -273,7 +297,11 @@ fn two_processes_of_one_rank_are_both_named() {
         let second = ranks.finish_one(2);
         assert_eq!(second.code, Some(3), "{}", second.text);
         let [a, b] = [ranks.pid(twice), ranks.pid(2)];
-        assert!(second.text.contains(&format!("processes {a} and {b} both came as rank {twice}")), "{}", second.text);
+        assert!(
+            second.text.contains(&format!("process {a} and process {b} both came as rank {twice}")),
+            "{}",
+            second.text
+        );
         // The job is unharmed.
         ranks.start(2);
         for rank in [0, 1, 3] {
@@ -318,10 +346,31 @@ fn another_user_who_takes_the_name_is_stepped_around() {
     // What rank 0 would be called is seen from one that comes first.
     ranks.set("RANKWISE_JOIN_TIMEOUT", "30");
     let name = ranks.first_name();
-    let Some(squatter) = foreign::start_squatter(&name) else { return };
+    let Some(squatter) = foreign::start_stranger(NOBODY, "squatter", &name, "squatting") else { return };
     ranks.start_all();
     ranks.all_done();
     drop(squatter);
+}
+
+#[test]
+fn another_user_is_not_let_in() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can become another user");
+        return;
+    }
+    let mut ranks = Ranks::new(2, "identity");
+    ranks.set("EXPECTED_SOURCE", "torchrun");
+    let name = ranks.first_name();
+    ranks.start(0);
+    let intruder = foreign::start_stranger(NOBODY, "intruder", &name, "shut out");
+    drop(intruder);
+    ranks.start(1);
+    ranks.all_done();
+    // The same greeting from this user is good.
+    let mut ranks = Ranks::new(2, "identity");
+    ranks.start(0);
+    drop(foreign::start_stranger(0, "intruder", &ranks.first_name(), "let in"));
+    assert!(ranks.finish_one(0).text.contains("REFUSED PeerLost [1]"));
 }
 
 #[test]

@@ -1,32 +1,55 @@
 //! Letting ranks in that another launcher started: each once, and only those that fit.
 
-use super::{Host, Refusal, Seat, Server};
-use crate::door::Arrival;
+use super::{Entrance, Host, Refusal, Seat, Server};
 use crate::environment::{PROTOCOL, PROTOCOL_VERSION, WORLD_SIZE};
 use crate::failure::RankEnd;
-use crate::greeting::Answer;
-use crate::packet_socket::{self, PacketBuffer};
+use crate::greeting::{Answer, Greeting};
+use crate::link::Link;
+use crate::packet_socket::PacketBuffer;
 use std::os::fd::{AsFd, BorrowedFd};
+
+/// A process that has greeted and may be a rank.
+pub(crate) struct Arrival {
+    pub(crate) link: Link,
+    /// Which process, for people.
+    pub(crate) who: String,
+    pub(crate) greeting: Greeting,
+}
 
 impl Server {
     /// Lets in those who have greeted, and closes the door behind the last.
     pub(super) fn receive_guests(&mut self, buffer: &mut PacketBuffer) {
-        let Some(door) = self.host.as_mut().and_then(|host| host.door.as_mut()) else { return };
-        for arrival in door.arrivals(buffer) {
+        let mut notes = Vec::new();
+        let arrivals = match self.host.as_mut().and_then(|host| host.entrance.as_mut()) {
+            Some(Entrance::Local(door)) => door.arrivals(buffer),
+            Some(Entrance::Remote(door)) => door.arrivals(&mut notes),
+            None => return,
+        };
+        for note in notes {
+            self.note(&note);
+        }
+        for arrival in arrivals {
             self.receive_guest(arrival);
         }
         if self.seats.iter().all(|seat| seat.joined || seat.ended)
             && let Some(host) = &mut self.host
         {
-            host.door = None;
+            host.entrance = None;
+        }
+    }
+
+    /// Tells those who wait in vain, and the log; who knocks again and again must not fill either.
+    fn note(&mut self, note: &str) {
+        if self.table.note(note) {
+            tracing::warn!("{note}");
         }
     }
 
     fn receive_guest(&mut self, arrival: Arrival) {
-        let Arrival { socket, pid, greeting } = arrival;
-        let send = |reception: Answer, fds: &[BorrowedFd<'_>]| {
-            // The first packet of a connection fits. Who does not get it comes again.
-            packet_socket::send(&socket, &[&reception.encode()], fds)
+        let Arrival { link, who, greeting } = arrival;
+        let send = |answer: Answer, fds: &[BorrowedFd<'_>]| {
+            // The first frame of a connection fits. Who does not get it comes again.
+            link.send(&[&answer.encode()], fds)
         };
         let size = self.seats.len();
         let rank = greeting.seat.rank as usize;
@@ -36,36 +59,39 @@ impl Server {
             (WORLD_SIZE, size.to_string(), greeting.seat.size.to_string()),
         ];
         if let Some((key, here, there)) = pairs.into_iter().find(|(_, here, there)| here != there) {
-            let why = format!("process {pid} came as rank {rank} and was refused ({key}: ours {here}, theirs {there})");
-            tracing::warn!("{why}");
-            let _ = send(Answer::Refused { key: key.into(), here: here.clone(), there: there.clone() }, &[]);
+            let why = format!("{who} came as rank {rank} and was refused ({key}: ours {here}, theirs {there})");
             let free = self.seats.get(rank).is_some_and(|seat| seat.is_free());
             if free {
-                let _ = self.shared.refusal.set(Refusal { rank, key: key.into(), here, there });
-                self.end(rank, RankEnd::Lost(format!("was refused: {why}")));
-            } else {
-                self.table.note(why);
+                let (key, here, there) = (key.to_string(), here.clone(), there.clone());
+                let _ = self.shared.refusal.set(Refusal { rank, key, here, there });
+            }
+            let _ = send(Answer::Refused { key: key.into(), here, there }, &[]);
+            match free {
+                true => {
+                    tracing::warn!("{why}");
+                    self.end(rank, RankEnd::Lost(format!("was refused: {why}")));
+                }
+                false => self.note(&why),
             }
             return;
         }
         let Some(seat) = self.seats.get(rank) else {
-            let why = format!("process {pid} came as rank {rank} of {size}, which does not exist");
-            tracing::warn!("{why}");
-            self.table.note(why);
+            let why = format!("{who} came as rank {rank} of {size}, which does not exist");
+            self.note(&why);
             return;
         };
         if !seat.is_free() {
-            let by = seat.pid;
-            let why = format!("processes {by} and {pid} both came as rank {rank}; the second was refused");
-            tracing::warn!("{why}");
-            let _ = send(Answer::Taken { by, you: pid }, &[]);
-            self.table.note(why);
+            let why = format!("{} and {who} both came as rank {rank}; the second was refused", seat.who);
+            let _ = send(Answer::Taken { by: seat.who.clone(), you: who }, &[]);
+            self.note(&why);
             return;
         }
         let Some(Host { job, .. }) = self.host else { return };
         // The life file itself and not a duplicate: closing any descriptor of it would drop this process's own lock.
-        if send(Answer::Welcome { job }, &[self.shared.life.as_fd()]).is_ok() {
-            self.seats[rank] = Seat { socket: Some(socket), pid, ..Seat::default() };
+        let life = [self.shared.life.as_fd()];
+        let fds = if link.is_stream() { &[][..] } else { &life };
+        if send(Answer::Welcome { job }, fds).is_ok() {
+            self.seats[rank] = Seat { link: Some(link), who, ..Seat::default() };
         }
     }
 }
@@ -75,7 +101,8 @@ mod tests {
     use crate::door::Door;
     use crate::environment::PROTOCOL;
     use crate::greeting::{Answer, Greeting};
-    use crate::hub::Hub;
+    use crate::hub::{Entrance, Hub};
+    use crate::link::Link;
     use crate::packet_socket::{self, PacketBuffer, ReceiveError};
     use crate::wire::Seat;
     use rustix::net::{
@@ -89,7 +116,7 @@ mod tests {
     struct Place {
         hub: Hub,
         address: SocketAddrUnix,
-        _own: OwnedFd,
+        _own: Link,
     }
 
     fn socket() -> OwnedFd {
@@ -104,7 +131,7 @@ mod tests {
             bind(&listener, &SocketAddrUnix::new_unnamed()).unwrap();
             listen(&listener, 100).unwrap();
             let address = SocketAddrUnix::try_from(getsockname(&listener).unwrap()).unwrap();
-            let (hub, _own) = Hub::open(SIZE as usize, 7, Door::new(listener)).unwrap();
+            let (hub, _own) = Hub::open(SIZE as usize, 7, Entrance::Local(Door::new(listener))).unwrap();
             Place { hub, address, _own }
         }
 
@@ -146,9 +173,10 @@ mod tests {
         let place = Place::open();
         let _first = place.greet(&greeting(1).encode());
         assert_eq!(hear(&_first), Some(Answer::Welcome { job: 7 }));
-        let me = std::process::id();
-        assert_eq!(hear(&place.greet(&greeting(1).encode())), Some(Answer::Taken { by: me, you: me }));
-        assert_eq!(hear(&place.greet(&greeting(0).encode())), Some(Answer::Taken { by: me, you: me }));
+        let me = format!("process {}", std::process::id());
+        let taken = || Some(Answer::Taken { by: me.clone(), you: me.clone() });
+        assert_eq!(hear(&place.greet(&greeting(1).encode())), taken());
+        assert_eq!(hear(&place.greet(&greeting(0).encode())), taken());
         assert_eq!(hear(&place.greet(&greeting(SIZE).encode())), None);
         assert!(place.hub.refusal().is_none());
     }

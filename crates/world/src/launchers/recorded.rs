@@ -1,5 +1,5 @@
-//! Environments as launchers set them (what concerns joining), and what is read from them. Those of Open MPI 4 and MPICH were
-//! taken from running jobs, the others from the launchers' documentation.
+//! Environments as launchers set them (what concerns joining), and what is read from them. Those of Open MPI 4, MPICH, and Slurm
+//! without special steps were taken from running jobs, the others from the launchers' documentation.
 
 use crate::environment::{Origin, origin};
 use crate::launchers::{Claim, Launcher};
@@ -56,7 +56,7 @@ const MPICH: Row = &[
     ("HYDI_CONTROL_FD", "7"),
 ];
 
-/// `srun -n 4` on one node, task 3, with --mpi=none.
+/// `srun -n 4` on one node, task 3, with --mpi=none (Slurm 22.05).
 const SRUN: Row = &[
     ("SLURM_JOB_ID", "4711"),
     ("SLURM_STEP_ID", "2"),
@@ -140,6 +140,9 @@ fn every_launcher_is_read() {
         (&[SRUN, OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
         (&[SBATCH, OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
         (&[SALLOC, MPICH], met(Pmi, 1, 2, "PMI server 1234 started at 99")),
+        // A pod's lone size does not make a world of one of each rank that is started there.
+        (&[LONELY_POD, OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
+        (&[LONELY_POD, SRUN], met(Slurm, 3, 4, STEP)),
         // A half set is nobody's concern when another is complete.
         (&[&[("RANK", "1")], OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
         (&[&[("RANKWISE_RANK", "1")], OPEN_MPI_4], met(OpenMpi, 1, 2, "PMIX_NAMESPACE=1626013697")),
@@ -164,6 +167,7 @@ fn what_is_missing_is_named() {
         (&[("PMI_SIZE", "2"), ("PMI_RANK", "1")], "PMI_RANK is set but MPI_LOCALRANKID is not"),
         (&[("SLURM_STEP_ID", "0"), ("SLURM_NTASKS", "3")], "SLURM_NTASKS is set but SLURM_PROCID is not"),
         (&[("RANKWISE_RANK", "1")], "RANKWISE_RANK is set but RANKWISE_WORLD_SIZE is not"),
+        (&[("WORLD_SIZE", "1"), ("OMPI_COMM_WORLD_SIZE", "2")], "OMPI_COMM_WORLD_RANK is not"),
     ] {
         let error = refused(&[row]);
         assert_eq!(error.kind(), &ErrorKind::Config, "{row:?}");
@@ -206,7 +210,19 @@ fn tasks_per_node_are_counted() {
 }
 
 #[test]
-fn several_hosts_are_refused() {
-    let error = refused(&[SRUN, &[("SLURM_NTASKS", "8"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2)")]]);
-    assert!(matches!(error.kind(), ErrorKind::Unsupported { have, .. } if have == "4 of 8 ranks here"), "{error}");
+fn ranks_on_several_hosts_meet_at_rank_0() {
+    const TWO_NODES: Row = &[("SLURM_NTASKS", "8"), ("SLURM_STEP_TASKS_PER_NODE", "4(x2)")];
+    const PLACE: Row =
+        &[("MASTER_ADDR", "node1"), ("RANKWISE_PORT", "7000"), ("RANKWISE_TOKEN_FILE", "/run/secret/token")];
+    let Origin::Spread(spread) = read(&[SRUN, TWO_NODES, PLACE]).unwrap() else { panic!() };
+    assert_eq!((spread.rank, spread.size, spread.local_rank, spread.local_size), (3, 8, 3, 4));
+    assert_eq!((&spread.point.host[..], spread.point.port), ("node1", 7000));
+    assert_eq!(spread.key, "SLURM_JOB_ID.SLURM_STEP_ID=4711.2");
+    assert!(refused(&[SRUN, TWO_NODES]).message().contains("RANKWISE_ADDRESS"));
+    // What torchrun's agent serves is not ours.
+    let error = refused(&[TORCHRUN, &[("WORLD_SIZE", "8")]]);
+    assert!(error.message().contains("RANKWISE_PORT"), "{error}");
+    // A PMI server is one of this host only.
+    let error = refused(&[MPICH, &[("PMI_SIZE", "4")], PLACE]);
+    assert!(error.message().contains("RANKWISE_JOB_ID"), "{error}");
 }

@@ -1,16 +1,22 @@
 //! Starting ranks without our launcher, and looking at sockets from outside.
 
+// Each test binary uses its part of this.
+#![allow(dead_code)]
+
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+/// A user that is nobody in particular.
+pub(crate) const NOBODY: u32 = 65534;
 pub(crate) const ROLE: &str = "RANKWISE_TEST_ROLE";
 const WATCHDOG: Duration = Duration::from_secs(60);
 const NAME: &str = "SQUATTED_NAME";
@@ -28,6 +34,10 @@ pub(crate) struct Ranks {
     running: Vec<Running>,
     lines: (Sender<String>, Receiver<String>),
     size: usize,
+    /// Ranks of one host.
+    per_host: usize,
+    /// For each host, the command that the program is started under.
+    hosts: Vec<Vec<String>>,
 }
 
 struct Running {
@@ -49,7 +59,15 @@ fn unique() -> String {
 impl Ranks {
     pub(crate) fn new(size: usize, role: &str) -> Ranks {
         let key = unique();
-        let mut ranks = Ranks { key: key.clone(), envs: Vec::new(), running: Vec::new(), lines: channel(), size };
+        let mut ranks = Ranks {
+            key: key.clone(),
+            envs: Vec::new(),
+            running: Vec::new(),
+            lines: channel(),
+            size,
+            per_host: size,
+            hosts: Vec::new(),
+        };
         for (name, value) in [
             ("WORLD_SIZE", size.to_string().as_str()),
             ("LOCAL_WORLD_SIZE", &size.to_string()),
@@ -63,6 +81,17 @@ impl Ranks {
         ranks
     }
 
+    /// Spreads the ranks evenly over hosts, which meet at this address and a free port of it; each host is a command that the
+    /// program is started under.
+    pub(crate) fn spread(&mut self, address: &str, port: u16, token: &Path, hosts: &[&[&str]]) {
+        self.per_host = self.size / hosts.len();
+        self.hosts = hosts.iter().map(|command| command.iter().map(|word| word.to_string()).collect()).collect();
+        self.set("LOCAL_WORLD_SIZE", &self.per_host.to_string());
+        self.set("MASTER_ADDR", address);
+        self.set("RANKWISE_PORT", &port.to_string());
+        self.set("RANKWISE_TOKEN_FILE", token.to_str().unwrap());
+    }
+
     /// For those started from now on.
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.envs.retain(|(known, _)| known != name);
@@ -70,10 +99,20 @@ impl Ranks {
     }
 
     pub(crate) fn start(&mut self, rank: usize) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let exe = std::env::current_exe().unwrap();
+        let wrapped = self.hosts.get(rank / self.per_host).filter(|command| !command.is_empty());
+        let mut command = match wrapped {
+            Some(wrapper) => {
+                let mut command = Command::new(&wrapper[0]);
+                command.args(&wrapper[1..]).arg(exe);
+                command
+            }
+            None => Command::new(exe),
+        };
+        let mut child = command
             .args(["--exact", "as_a_rank", "--nocapture", "--test-threads=1"])
             .envs(self.envs.iter().cloned())
-            .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string())])
+            .envs([("RANK", rank.to_string()), ("LOCAL_RANK", (rank % self.per_host).to_string())])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -226,27 +265,51 @@ pub(crate) fn squat() {
     thread::sleep(WATCHDOG);
 }
 
-pub(crate) struct Squatter(Child);
+/// What an intruder's process does: greets as rank 1 of 2, and says what it hears.
+pub(crate) fn intrude() {
+    let name = std::env::var(NAME).unwrap();
+    let socket = knock(&name, 1).remove(0);
+    let mut greeting = b"rankwise\x01".to_vec();
+    for word in [rankwise_world::PROTOCOL, env!("CARGO_PKG_VERSION")] {
+        greeting.extend_from_slice(&(word.len() as u32).to_le_bytes());
+        greeting.extend_from_slice(word.as_bytes());
+    }
+    greeting.extend_from_slice(&[1, 0, 0, 0, 2, 0, 0, 0]);
+    let _ = rustix::net::send(&socket, &greeting, rustix::net::SendFlags::NOSIGNAL);
+    let until = Instant::now() + WATCHDOG;
+    let heard = loop {
+        let mut answer = [0; 64];
+        match rustix::io::read(&socket, &mut answer) {
+            Err(rustix::io::Errno::AGAIN) if Instant::now() < until => thread::sleep(Duration::from_millis(1)),
+            Ok(n) if n > 0 => break "let in",
+            _ => break "shut out",
+        }
+    };
+    println!("{heard}");
+}
 
-impl Drop for Squatter {
+/// Ended when dropped.
+pub(crate) struct Stranger(Child);
+
+impl Drop for Stranger {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A process of user 65534 that takes a name; `None`, with the reason printed, where it can't run.
-pub(crate) fn start_squatter(name: &str) -> Option<Squatter> {
+/// A process of a user in a role at this name, once it says this; `None`, with the reason printed, where it can't run.
+pub(crate) fn start_stranger(user: u32, role: &str, name: &str, says: &str) -> Option<Stranger> {
     // The program may lie where the other user cannot read it: hand it over by descriptor.
     let program = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
     rustix::io::fcntl_setfd(&program, rustix::io::FdFlags::empty()).unwrap();
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&program));
     let child = Command::new(path)
         .args(["--exact", "as_a_rank", "--nocapture", "--test-threads=1"])
-        .envs([(ROLE, "squatter"), (NAME, name)])
+        .envs([(ROLE, role), (NAME, name)])
         .current_dir("/")
-        .uid(65534)
-        .gid(65534)
+        .uid(user)
+        .gid(user)
         .stdout(Stdio::piped())
         .spawn();
     let mut child = match child {
@@ -257,8 +320,9 @@ pub(crate) fn start_squatter(name: &str) -> Option<Squatter> {
         }
     };
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let squatting = lines.map_while(Result::ok).any(|line| line.contains("squatting"));
-    let squatter = Squatter(child);
-    assert!(squatting, "the squatter does not get the name");
-    Some(squatter)
+    let mut heard = Vec::new();
+    let said = lines.map_while(Result::ok).inspect(|line| heard.push(line.clone())).any(|line| line.contains(says));
+    let stranger = Stranger(child);
+    assert!(said, "the stranger did not say `{says}`: {heard:#?}");
+    Some(stranger)
 }
