@@ -56,9 +56,10 @@ static int argument(struct arguments *args, const char *key, char *value) {
     else if (!strcmp(key, "iters")) {
         right = whole(value, 1000000, &number) && number > 0;
         args->effort.iterations = (long)number;
-    } else if (!strcmp(key, "budget-ms")) {
-        args->effort.budget_ms = strtod(value, NULL);
-        right = args->effort.budget_ms > 0;
+    } else if (!strcmp(key, "budget-ms") || !strcmp(key, "slowest-ms")) {
+        double ms = strtod(value, NULL);
+        right = ms > 0;
+        *(*key == 'b' ? &args->effort.budget_ms : &args->effort.slowest_ms) = ms;
     } else if (!strcmp(key, "silence-s")) {
         right = whole(value, 10000000, &number) && number > 0;
         args->silence_s = (unsigned)number;
@@ -86,7 +87,7 @@ static int argument(struct arguments *args, const char *key, char *value) {
 }
 
 static int arguments_read(struct arguments *args, int argc, char **argv) {
-    *args = (struct arguments){.name = "peer", .effort = {0, 300.0}, .redop = {SUM}, .redops = 1, .silence_s = 600};
+    *args = (struct arguments){.name = "peer", .effort = {0, 300.0, 0}, .redop = {SUM}, .redops = 1, .silence_s = 600};
     for (int i = 1; i < argc; i++) {
         char *word = argv[i], *value = strchr(word, '=');
         if (!strcmp(word, "--warm")) args->warm = 1;

@@ -9,11 +9,12 @@
 // Begins the lines that are for `rankwise bench`.
 #define MARK "@rankwise-bench "
 
-enum { MOST_ITERATIONS = 2000, MOST_SAMPLES = 4096, ALIGNMENT = 4096, WARM_UP_MS = 500 };
+enum { MOST_ITERATIONS = 2000, MOST_SAMPLES = 4096, ALIGNMENT = 4096, LEAST_ITERATIONS = 5, WARM_UP_MS = 200 };
 
 struct effort {
     long iterations;  // 0: as many as the budget buys
     double budget_ms;
+    double slowest_ms;  // a cell of which a call takes longer is skipped; 0: none
 };
 
 // One cell on this rank with its buffers.
@@ -37,6 +38,18 @@ static unsigned char *work_source(const struct work *work, size_t *bytes) {
     size_t size = DTYPE[work->cell->dtype].size;
     *bytes = work->shares->source_len * size;
     return work->cell->in_place ? work->dest + work->shares->source_at * size : work->source;
+}
+
+// Overwrites the result, and leaves the source as warm as it is.
+static void work_spoil(struct work *work) {
+    size_t all = work->shares->dest_len * DTYPE[work->cell->dtype].size, bytes, from = all, to = all;
+    const unsigned char *source = work_source(work, &bytes);
+    if (work->cell->in_place) {
+        from = (size_t)(source - work->dest);
+        to = from + bytes;
+    }
+    memset(work->dest, 0xff, from);
+    memset(work->dest + to, 0xff, all - to);
 }
 
 static void work_fill(struct work *work) {
@@ -107,7 +120,30 @@ static size_t fitting(double wanted, size_t least, size_t most) {
     return wanted < (double)least ? least : wanted > (double)most ? most : (size_t)wanted;
 }
 
-// Measures one cell; all ranks together. The first one prints the row.
+// How many iterations fit, after so many calls; 0: a call takes too long. All ranks together, and all get the same.
+static size_t agreed(struct team *team, uint64_t began, int calls, struct effort effort, double *took_ms) {
+    struct page *page = team->page;
+    team_barrier(team);
+    *took_ms = clock_ns(&team->clock, clock_now(&team->clock) - began) / 1e6 / calls;
+    if (team->rank == 0) {
+        size_t most = team->most_iterations, least = most < LEAST_ITERATIONS ? most : LEAST_ITERATIONS;
+        // A wrong result is told however long it takes.
+        int slow = effort.slowest_ms > 0 && *took_ms > effort.slowest_ms && atomic_load(&page->wrong) == 0;
+        size_t fit = effort.iterations ? (size_t)effort.iterations : fitting(effort.budget_ms / *took_ms, least, most);
+        atomic_store(&page->iterations, slow ? 0 : fit < most ? fit : most);
+    }
+    team_barrier(team);
+    return atomic_load(&page->iterations);
+}
+
+static void print_slow(FILE *out, const struct cell *cell, double call_ms) {
+    char what[128];
+    cell_describe(cell, what, sizeof what);
+    fprintf(out, MARK "{\"Slow\":{\"what\":\"%s\",\"call_ms\":%.3f}}\n", what, call_ms);
+    fflush(out);
+}
+
+// Measures one cell; all ranks together. The first one prints the row, or that a call takes too long.
 static void measure(struct team *team, struct work *work, struct effort effort, const char *name, FILE *out) {
     const struct cell *cell = work->cell;
     struct page *page = team->page;
@@ -119,32 +155,34 @@ static void measure(struct team *team, struct work *work, struct effort effort, 
 
     int warm_up = cell->bytes <= 4096 ? 100 : cell->bytes <= 65536 ? 30 : cell->bytes <= 1048576 ? 8 : 2;
     uint64_t began = clock_now(&team->clock);
+    double took_ms;
+    size_t iterations = 1;
     for (int i = 0; i < warm_up; i++) {
-        team_barrier(team);
-        // Some libraries take seconds a call when ranks outnumber processors: a few of those are warm enough.
+        if (i == 1 && !agreed(team, began, i, effort, &took_ms)) {
+            iterations = 0;
+            break;
+        }
+        // Some libraries take long when ranks outnumber processors: a few of those calls are warm enough.
         if (i == 2) {
-            double took_ms = clock_ns(&team->clock, clock_now(&team->clock) - began) / 1e6 / i;
-            if (team->rank == 0) atomic_store(&page->iterations, fitting(WARM_UP_MS / took_ms, i, (size_t)warm_up));
+            team_barrier(team);
+            double each_ms = clock_ns(&team->clock, clock_now(&team->clock) - began) / 1e6 / i;
+            if (team->rank == 0) atomic_store(&page->iterations, fitting(WARM_UP_MS / each_ms, i, (size_t)warm_up));
             team_barrier(team);
             warm_up = (int)atomic_load(&page->iterations);
             if (i >= warm_up) break;
         }
+        team_barrier(team);
         work->call(work);
     }
-    team_barrier(team);
-    if (team->rank == 0) {
-        double took_ms = clock_ns(&team->clock, clock_now(&team->clock) - began) / 1e6 / warm_up;
-        size_t least = team->most_iterations < 5 ? team->most_iterations : 5;
-        size_t wanted = effort.iterations ? (size_t)effort.iterations
-                                          : fitting(effort.budget_ms / took_ms, least, team->most_iterations);
-        atomic_store(&page->iterations, wanted);
+    if (iterations) iterations = agreed(team, began, warm_up, effort, &took_ms);
+    if (!iterations) {
+        if (team->rank == 0) print_slow(out, cell, took_ms);
+        team_barrier(team);
+        return;
     }
-    team_barrier(team);
 
-    // Spoils the result, so that the check behind the timed calls is about theirs.
-    work_fill(work);
-    size_t iterations = atomic_load(&page->iterations);
-    if (iterations > team->most_iterations) iterations = team->most_iterations;
+    // So that the check behind the timed calls is about theirs.
+    work_spoil(work);
     for (size_t i = 0; i < iterations; i++) {
         if (cell->fresh) work_refresh(work);
         team_barrier(team);

@@ -280,6 +280,10 @@ int main(int argc, char **argv) {
     }
     arguments_cells(&args, each, &run);
     alarm(60);
+    if (rank == 0) {
+        printf(MARK "{\"Done\":{}}\n");
+        fflush(stdout);
+    }
     MPI_Finalize();
     return 0;
 }

@@ -20,7 +20,7 @@ static void expect(int holds, const char *what) {
     if (!holds) fprintf(stderr, "FAILED: %s\n", what), failures++;
 }
 
-enum broken { RIGHT, WRONG_SUM, LAZY };
+enum broken { RIGHT, WRONG_SUM, LAZY, SLOW, SLOW_AND_WRONG };
 
 // What the toy's ranks share: their sources, and where they meet inside a call.
 struct toy {
@@ -34,13 +34,14 @@ static void toy_all_reduce(struct work *work) {
     struct toy *toy = work->library;
     float *dest = (float *)(void *)work->dest;
     if (toy->calls++ > 0 && toy->broken == LAZY) return;
+    if (toy->broken >= SLOW) usleep(20000);
     memcpy(toy->sources[toy->team.rank], work->source, sizeof *toy->sources);
     team_barrier(&toy->team);
     for (int i = 0; i < COUNT; i++) {
         dest[i] = 0;
         for (int rank = 0; rank < RANKS; rank++) dest[i] += toy->sources[rank][i];
     }
-    if (toy->broken == WRONG_SUM && toy->team.rank == 1) dest[COUNT - 1] += 1;
+    if ((toy->broken == WRONG_SUM || toy->broken == SLOW_AND_WRONG) && toy->team.rank == 1) dest[COUNT - 1] += 1;
     team_barrier(&toy->team);
 }
 
@@ -58,7 +59,7 @@ static void toy_rank(int rank, enum broken broken, struct page *outer, struct pa
     struct shares shares = cell_shares(&cell, rank, RANKS);
     struct work work = {&cell, &shares, pattern_new(F32, RANKS, SUM), buffer_new(4 * COUNT), buffer_new(4 * COUNT), &toy,
                         toy_all_reduce};
-    measure(&team, &work, (struct effort){50, 0}, "toy", out);
+    measure(&team, &work, (struct effort){50, 0, broken >= SLOW ? 5 : 0}, "toy", out);
 }
 
 // The first rank's row, in memory that is never freed.
@@ -104,12 +105,41 @@ static void check_values(void) {
     expect(pattern_wrong(&moves, 2, 1, found, sizeof found) == 1, "one wrong element");
 }
 
+static int all_are(const unsigned char *at, size_t n, unsigned char value) {
+    for (size_t i = 0; i < n; i++)
+        if (at[i] != value) return 0;
+    return 1;
+}
+
+// What is spoilt before the timed calls is the result, never the source.
+static void check_spoiling(void) {
+    for (int op = 1; op < OPS; op++)
+        for (int in_place = op == BROADCAST; in_place <= OP[op].in_place; in_place++) {
+            struct cell cell = {(enum op)op, U8, OP[op].reduces ? SUM : NO_REDOP, 4096, in_place, 0};
+            struct shares shares = cell_shares(&cell, 1, RANKS);
+            struct work work = {&cell, &shares, pattern_new(U8, RANKS, cell.redop), buffer_new(shares.source_len),
+                                buffer_new(shares.dest_len), NULL, NULL};
+            size_t bytes;
+            unsigned char *source = work_source(&work, &bytes);
+            memset(source, 7, bytes);
+            work_spoil(&work);
+            expect(all_are(source, bytes, 7), "the source stays");
+            size_t before = in_place ? shares.source_at : shares.dest_len, after = in_place ? before + bytes : before;
+            expect(all_are(work.dest, before, 0xff), "the result before it is spoilt");
+            expect(all_are(work.dest + after, shares.dest_len - after, 0xff), "the result behind it is spoilt");
+            free(work.source), free(work.dest), shares_free(&shares);
+        }
+}
+
 static void check_toy(void) {
     char *right = toy_row(RIGHT), *wrong = toy_row(WRONG_SUM), *lazy = toy_row(LAZY);
+    char *slow = toy_row(SLOW), *both = toy_row(SLOW_AND_WRONG);
     expect(strstr(right, "\"wrong\":0,") && strstr(right, "\"iters\":50,"), "the toy is right");
     // Once before the timed calls and once after.
     expect(strstr(wrong, "\"wrong\":2,") != NULL, "one wrong sum is reported");
     expect(strstr(lazy, "\"wrong\":3000,") != NULL, "timed calls that do nothing are reported");
+    expect(!strncmp(slow, MARK "{\"Slow\":{\"what\":\"all_reduce f32 sum\",\"call_ms\":", 62), "a slow cell is skipped");
+    expect(strstr(both, "\"wrong\":2,") != NULL, "a wrong sum is reported however slow");
 }
 
 // Operation, ranks, rank, elements of the cell; then of source and result the length and some values; then the counts.
@@ -145,6 +175,7 @@ int main(int argc, char **argv) {
         return 0;
     }
     check_values();
+    check_spoiling();
     check_toy();
     if (failures == 0) puts("the shared parts of the peers are right");
     return failures != 0;

@@ -27,8 +27,16 @@ case $how in
     other) row all_reduce f32 sum 16 4 2 0 3.5; sleep 100 ;;
     ranks) row all_reduce f32 sum 8 2 3 0 3.5; sleep 100 ;;
     skips) echo '@rankwise-bench {"Skipped":{"what":"all_reduce f32 sum","reason":"no such thing here"}}' ;;
+    early) exit 0 ;;
+    slow) printf '@rankwise-bench {"Slow":{"what":"all_reduce f32 sum","call_ms":%s}}\n' "$$.25" ;;
+    later) # the second round is wrong
+        wrong=0
+        [ -e "$2" ] && wrong=3
+        touch "$2"
+        row all_reduce f32 sum 8 2 2 "$wrong" 3.5 ;;
     *) row all_reduce f32 sum 8 2 2 0 2000000.5 ;;
 esac
+echo '@rankwise-bench {"Done":{}}'
 exit 0
 "#;
 
@@ -124,6 +132,7 @@ fn each_bad_peer_is_named_and_the_rest_stays() {
     let bad = [
         ("absent", "its command exited with code 7"),
         ("dies", "its command exited with code 3"),
+        ("early", "it ended before it said it was done, with 1 cells measured"),
         ("junk", "a message that cannot be read"),
         ("wrong", "5 elements of its results were wrong, first in all_reduce f32 sum 8 bytes, 2 ranks"),
         ("other", "something else than it was asked: all_reduce f32 sum 16 bytes"),
@@ -153,6 +162,85 @@ fn each_bad_peer_is_named_and_the_rest_stays() {
 }
 
 #[test]
+fn a_slow_cell_is_named_once_and_the_peer_goes_on() {
+    let peers = Peers::new("slow", &[("slow", "slow"), ("fine", "good")]);
+    let (code, table, errors) = peers.bench(SWEEP);
+    assert_eq!(code, Some(0), "{table}{errors}");
+    assert_eq!(
+        table.matches("# skipped: slow: all_reduce f32 sum, 2 ranks: a call takes about ").count(),
+        1,
+        "{table}"
+    );
+    let rows = data(&table);
+    assert_eq!((rows[0][5] != "-", rows[1][5], rows[1].last()), (true, "-", Some(&"fine")), "{table}");
+}
+
+#[test]
+fn our_own_slow_calls_are_skipped_too() {
+    let peers = Peers::new("own", &[("fine", "good")]);
+    let (code, table, errors) = peers.bench(&format!("{SWEEP} --slowest-ms 0.000001"));
+    assert_eq!(code, Some(0), "{table}{errors}");
+    assert_eq!(table.matches("# skipped: shm: barrier, 2 ranks: a call takes about 0 ms").count(), 1, "{table}");
+    assert!(data(&table).iter().all(|row| row[4] == "-" && row[5] == "-"), "{table}");
+}
+
+#[test]
+fn a_wrong_round_is_left_out_of_the_file_as_well() {
+    let peers = Peers::new("later", &[]);
+    let mark = peers.0.join("mark").display().to_string();
+    let peers = Peers::new("later", &[("later", &format!("later {mark}")), ("fine", "good")]);
+    let file = peers.0.join("out.jsonl").display().to_string();
+    let (code, table, errors) = peers.bench(&format!("{SWEEP} --output {file}"));
+    assert_eq!(code, Some(1), "{table}{errors}");
+    assert!(table.contains("# later failed in round 2: 3 elements of its results were wrong"), "{table}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let wrong: Vec<_> = rows
+        .iter()
+        .filter(|row| row["backend"] == "later" && row["op"] == "all_reduce")
+        .map(|row| &row["wrong"])
+        .collect();
+    assert_eq!(wrong, [0, 3], "both rounds are written as they came");
+    let output = Command::new(env!("CARGO_BIN_EXE_rankwise")).args(["bench", "compare", &file]).output().unwrap();
+    let compared = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && compared.contains("cells left out because of wrong results: 1"), "{compared}");
+    let line = data(&compared).into_iter().find(|words| words[0] == "8").unwrap_or_else(|| panic!("{compared}"));
+    let later = compared.lines().find(|line| line.ends_with(": later")).unwrap_or_else(|| panic!("{compared}"));
+    // Size, count, type, operator, A; then time, ratio, interval and verdict of B and of C.
+    let place = if later.starts_with("# B") { 5 } else { 9 };
+    assert_eq!(line[place], "-", "{compared}");
+    assert_eq!(line.iter().filter(|word| **word == "-").count(), 4, "{compared}");
+}
+
+#[test]
+fn a_failed_setup_keeps_the_peers_there_are() {
+    let setup = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../peers/setup"));
+    if !setup.exists() {
+        println!("skipped: setting up peers: peers/setup is not part of this package");
+        return;
+    }
+    let peers = Peers::new("kept", &[("one", "good")]);
+    let list = peers.0.join("peers.toml");
+    let before = std::fs::read_to_string(&list).unwrap();
+    // Offline and without wheels there is no Intel MPI.
+    let run = |dir: &Path| {
+        let output =
+            Command::new(setup).arg(dir).env("PEERS", "impi").env("PEERS_OFFLINE", "1").output().expect("bash runs it");
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, errors) = run(&peers.0);
+    assert!(
+        code == Some(1) && errors.contains("no peer could be set up") && errors.contains("is as it was"),
+        "{errors}"
+    );
+    assert_eq!(std::fs::read_to_string(&list).unwrap(), before);
+    std::fs::remove_file(&list).unwrap();
+    let (code, errors) = run(&peers.0);
+    assert!(code == Some(1) && errors.ends_with("no peer could be set up\n") && !list.exists(), "{errors}");
+    assert!(!peers.0.join("peers.toml.part").exists());
+}
+
+#[test]
 fn a_hanging_peer_is_killed_with_all_it_started() {
     let mark = format!("97{}", std::process::id());
     let peers = Peers::new("hangs", &[("hangs", &format!("hangs {mark}")), ("fine", "good")]);
@@ -161,6 +249,12 @@ fn a_hanging_peer_is_killed_with_all_it_started() {
     assert!(table.contains("# hangs failed in round 1: it said nothing for 6.0 s"), "{table}{errors}");
     assert!(!running(&mark), "a process was left behind");
     assert_eq!(data(&table).len(), 2, "{table}");
+}
+
+fn interrupts_are_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    ignored.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 0b10 != 0))
 }
 
 #[test]
@@ -178,14 +272,21 @@ fn an_interruption_ends_the_peer_and_keeps_what_was_measured() {
     while !running(&mark) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }
+    // Under a shell's background job Ctrl-C is ignored, here and by what is started from here.
+    let (signal, number) = if interrupts_are_ignored() {
+        println!("SIGINT is ignored in this session; SIGTERM stands in for it");
+        (rustix::process::Signal::TERM, 15)
+    } else {
+        (rustix::process::Signal::INT, 2)
+    };
     let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
     let output = child.wait_with_output().unwrap();
     let table = String::from_utf8_lossy(&output.stdout);
-    assert_eq!(output.status.code(), Some(130), "{table}");
+    assert_eq!(output.status.code(), Some(128 + number), "{table}");
     assert!(!running(&mark), "a process was left behind");
     assert_eq!(data(&table).len(), 2, "{table}");
-    assert!(table.contains("interrupted by signal 2"), "{table}");
+    assert!(table.contains(&format!("interrupted by signal {number}")), "{table}");
 }
 
 #[test]

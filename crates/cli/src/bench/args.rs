@@ -38,6 +38,10 @@ pub(crate) struct BenchArgs {
     /// Time to spend on the timed iterations of each cell or workload, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 300.0, value_parser = budget)]
     pub(crate) budget_ms: f64,
+    /// Skip cells of which a call takes longer than so many milliseconds [default: with --peers 400, or four times each
+    /// round's budget if that is more; else none]
+    #[arg(long, value_name = "MS", value_parser = budget)]
+    pub(crate) slowest_ms: Option<f64>,
     /// Also measure without rewriting the sources, which flatters large caches
     #[arg(long)]
     pub(crate) warm: bool,
@@ -55,14 +59,14 @@ pub(crate) struct BenchArgs {
         long,
         value_delimiter = ',',
         value_name = "NAME|FILE",
-        conflicts_with_all = ["op", "dtype", "size", "redop", "warm", "in_place", "alloc"]
+        conflicts_with_all = ["op", "dtype", "size", "redop", "slowest_ms", "warm", "in_place", "alloc"]
     )]
     pub(crate) workload: Vec<String>,
     /// List the workloads that come with the command
     #[arg(
         long,
-        conflicts_with_all = ["workload", "backend", "op", "dtype", "size", "ranks", "redop", "iters", "budget_ms", "warm", "in_place",
-            "alloc", "pin", "format"]
+        conflicts_with_all = ["workload", "backend", "op", "dtype", "size", "ranks", "redop", "iters", "budget_ms", "slowest_ms", "warm",
+            "in_place", "alloc", "pin", "format"]
     )]
     pub(crate) list_workloads: bool,
     /// What to print
@@ -101,8 +105,16 @@ pub(crate) struct Sweep {
 pub(crate) struct Effort {
     pub(crate) iterations: Option<usize>,
     pub(crate) budget_ms: f64,
+    /// A cell of which a call takes longer is skipped.
+    pub(crate) slowest_ms: Option<f64>,
 }
 
+/// Fewest iterations that a budget buys.
+pub(crate) const LEAST_ITERATIONS: usize = 5;
+/// Least time for the fewest iterations of a cell in a comparison with peers, in milliseconds.
+const PATIENCE_MS: f64 = 2000.0;
+/// Most of it, in budgets of a round.
+const PATIENCE_BUDGETS: f64 = 20.0;
 /// Most iterations that a budget buys.
 const MOST_ITERATIONS: usize = 2000;
 
@@ -155,7 +167,15 @@ impl BenchArgs {
                 }
             }
         }
-        Ok(Sweep { cells, effort: Effort { iterations: self.iters.map(|n| n as usize), budget_ms: self.budget_ms } })
+        let iterations = self.iters.map(|n| n as usize);
+        Ok(Sweep { cells, effort: Effort { iterations, budget_ms: self.budget_ms, slowest_ms: self.slowest_ms } })
+    }
+
+    /// How long a call may take beside peers, so that one cell cannot hold up the run: the fewest iterations have 2 s, or 20
+    /// times the budget if that is more.
+    pub(crate) fn slowest_beside_peers_ms(&self) -> f64 {
+        let budgets = if self.iters.is_some() { 0.0 } else { PATIENCE_BUDGETS * self.budget_ms };
+        self.slowest_ms.unwrap_or(budgets.max(PATIENCE_MS) / LEAST_ITERATIONS as f64)
     }
 
     fn add_variants(&self, cell: Cell, sizes: &[u64], cells: &mut Vec<Cell>) {
@@ -188,6 +208,9 @@ impl BenchArgs {
         match self.iters {
             Some(iterations) => value("iters", iterations.to_string()),
             None => value("budget-ms", self.budget_ms.to_string()),
+        }
+        if let Some(slowest) = self.slowest_ms {
+            value("slowest-ms", slowest.to_string());
         }
         for (name, set) in [("--warm", self.warm), ("--in-place", self.in_place), ("--alloc", self.alloc)] {
             args.extend(set.then(|| name.to_string()));
@@ -244,13 +267,23 @@ mod tests {
 
     #[test]
     fn ranks_see_the_same_sweep() {
-        for line in ["", "--op all --dtype bf16,i8 --redop sum,max --size 8:1M:x8 --warm --in-place --alloc --iters 7"]
-        {
+        for line in [
+            "",
+            "--op all --dtype bf16,i8 --redop sum,max --size 8:1M:x8 --warm --in-place --alloc --iters 7 --slowest-ms 0.5",
+        ] {
             let args = parse(line);
             let ranks = parse(&args.for_ranks("shm", 3).join(" "));
             assert_eq!(ranks.sweep().unwrap().cells, args.sweep().unwrap().cells);
             assert_eq!((ranks.backend, ranks.ranks, ranks.iters), (vec!["shm".to_string()], vec![3], args.iters));
+            assert_eq!(ranks.slowest_ms, args.slowest_ms);
         }
+    }
+
+    #[test]
+    fn the_slowest_call_beside_peers_follows_the_budget() {
+        let slowest = |line: &str| parse(line).slowest_beside_peers_ms();
+        assert_eq!(["--budget-ms 30", "--budget-ms 200", "--iters 9"].map(slowest), [400.0, 800.0, 400.0]);
+        assert_eq!(slowest("--budget-ms 200 --slowest-ms 7"), 7.0);
     }
 
     #[test]

@@ -75,6 +75,15 @@ impl<T: BenchElem> Work for Calls<'_, T> {
         }
     }
 
+    fn spoil(&mut self) {
+        let source =
+            if self.cell.in_place { self.shares.source_in_dest.clone() } else { self.dest.len()..self.dest.len() };
+        let (before, rest) = self.dest.split_at_mut(source.start);
+        for part in [before, &mut rest[source.len()..]] {
+            bytemuck::cast_slice_mut::<T, u8>(part).fill(0xff);
+        }
+    }
+
     fn refresh(&mut self) {
         let bytes = bytemuck::cast_slice_mut::<T, u8>(self.source());
         // One word of each cache line.
@@ -159,7 +168,15 @@ mod tests {
             let own = matches!(cell.op, Op::AllGather) && cell.in_place;
             assert_eq!(calls.wrong(), results - if own { 100 } else { 0 }, "before the call nothing is there");
             calls.refresh();
+            let source = calls.source().to_vec();
+            calls.spoil();
+            assert_eq!(calls.source(), source, "spoiling leaves the source");
             calls.call()?;
+            if !calls.spoils_source() {
+                calls.spoil();
+                assert_eq!(calls.wrong(), results, "spoiling takes the result");
+                calls.call()?;
+            }
             Ok(calls.wrong())
         };
         World::threads(RANKS, run).unwrap().into_iter().map(Result::unwrap).sum()

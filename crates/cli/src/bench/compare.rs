@@ -104,7 +104,8 @@ fn one_file(args: &CompareArgs, results: Results) -> Result<ExitCode, String> {
     if printed.is_err() {
         return Ok(ExitCode::from(141));
     }
-    let figures = || Figures::of(contenders, results.origin, Vec::new());
+    let remarks = left_out(&results).into_iter().collect();
+    let figures = || Figures::of(contenders, results.origin, remarks);
     Ok(if args.pictures.draw(figures) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
@@ -113,7 +114,13 @@ const FILES: &str = "ratio: of the medians; the interval joins those of both, wi
 fn described(results: &Results) -> String {
     let origin = &results.origin;
     let commit = origin.git.as_deref().unwrap_or("commit unknown");
-    format!("{}: {}, {commit}, {}: {}", results.path, origin.date, origin.host, origin.machine())
+    let text = format!("{}: {}, {commit}, {}: {}", results.path, origin.date, origin.host, origin.machine());
+    left_out(results).into_iter().fold(text, |text, wrong| format!("{text}; {wrong}"))
+}
+
+fn left_out(results: &Results) -> Option<String> {
+    let wrong = results.cells.left_out();
+    (wrong > 0).then(|| format!("cells left out because of wrong results: {wrong}"))
 }
 
 fn print_files(

@@ -195,8 +195,13 @@ pub(crate) fn measure_job(
     terminal: &Terminal,
 ) -> Result<bool, Trouble> {
     let arguments = args.for_ranks(job.backend, job.ranks);
-    let failure = launched::run(job, arguments, terminal, &mut |message| tell(sink, job, message))?;
-    let Some(failure) = failure else { return Ok(true) };
+    let mut done = false;
+    let failure = launched::run(job, arguments, terminal, &mut |message| {
+        done |= message == Message::Done {};
+        tell(sink, job, message)
+    })?;
+    let early = || (!done).then(|| "its first rank ended before it was done".to_string());
+    let Some(failure) = failure.or_else(early) else { return Ok(true) };
     let text = format!("{} with {} ranks: {failure}", job.backend, job.ranks);
     terminal.bar.suspend(|| eprintln!("rankwise: {text}"));
     sink.failed(&text)?;
@@ -212,5 +217,7 @@ pub(crate) fn tell(sink: &mut dyn Sink, job: Job<'_>, message: Message) -> Resul
             sink.row(*measured).map(|()| true)
         }
         Message::Skipped { what, reason } => sink.skipped(&what, &reason).map(|()| true),
+        Message::Slow { what, call_ms } => sink.slow(job, &what, call_ms).map(|()| true),
+        Message::Done {} => Ok(false),
     }
 }

@@ -194,6 +194,10 @@ impl Team {
         self.page.header().wrong.0.fetch_add(elements, Ordering::Relaxed);
     }
 
+    pub(crate) fn wrong(&self) -> u64 {
+        self.page.header().wrong.0.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn take_wrong(&self) -> u64 {
         self.page.header().wrong.0.swap(0, Ordering::Relaxed)
     }

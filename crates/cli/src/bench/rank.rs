@@ -5,7 +5,7 @@ use super::calls::Calls;
 use super::cell::{Cell, Shares};
 use super::clock::Clock;
 use super::elem::{BenchElem, with_elem};
-use super::measure::{Figures, measure};
+use super::measure::{Finding, measure};
 use super::measured::{Measured, rounded};
 use super::op::bandwidth;
 use super::page::{Page, Team};
@@ -88,13 +88,14 @@ fn measure_all(world: &World, name: &str, sweep: &Sweep, team: &mut Team, ranks:
             Some(reason) if team.is_first() => say(&Message::Skipped { what: cell.describe(), reason })?,
             Some(_) => {}
             None => {
-                if let Some(measured) = measure_cell(&backend, &mut comm, cell, team, sweep.effort)? {
-                    say(&Message::Row(Box::new(measured)))?;
+                if let Some(message) = measure_cell(&backend, &mut comm, cell, team, sweep.effort)? {
+                    say(&message)?;
                 }
             }
         }
     }
-    comm.finalize()
+    comm.finalize()?;
+    if team.is_first() { say(&Message::Done {}) } else { Ok(()) }
 }
 
 /// Why the cell cannot be measured.
@@ -120,11 +121,15 @@ fn measure_cell(
     cell: &Cell,
     team: &mut Team,
     effort: Effort,
-) -> Result<Option<Measured>> {
+) -> Result<Option<Message>> {
     let dtype = cell.dtype.unwrap_or(DType::U8);
     let other = Err(Error::invalid(format!("{dtype} has no values to measure with")));
-    let measured = with_elem!(dtype, measure_typed(comm, cell, team, effort), other)?;
-    Ok(measured.map(|(figures, wrong)| {
+    let finding = with_elem!(dtype, measure_typed(comm, cell, team, effort), other)?;
+    Ok(finding.map(|finding| {
+        let (figures, wrong) = match finding {
+            Finding::Measured(figures, wrong) => (figures, wrong),
+            Finding::Slow(call_ms) => return Message::Slow { what: cell.describe(), call_ms },
+        };
         let (algbw_gbs, busbw_gbs) = bandwidth(cell.op, comm.size(), cell.bytes, figures.p50_us);
         let row = Row {
             backend: backend.name().to_string(),
@@ -148,7 +153,7 @@ fn measure_cell(
             busbw_gbs: rounded(busbw_gbs),
             wrong,
         };
-        Measured::new(row, &figures)
+        Message::Row(Box::new(Measured::new(row, &figures)))
     }))
 }
 
@@ -157,7 +162,7 @@ fn measure_typed<T: BenchElem>(
     cell: &Cell,
     team: &mut Team,
     effort: Effort,
-) -> Result<Option<(Figures, u64)>> {
+) -> Result<Option<Finding>> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let count = cell.count().map_err(Error::invalid)?;
     let shares = cell.shares(rank, ranks, count);
@@ -187,7 +192,7 @@ fn measure_with<T: BenchElem>(
     source_len: usize,
     team: &mut Team,
     effort: Effort,
-) -> Result<Option<(Figures, u64)>> {
+) -> Result<Option<Finding>> {
     let source = &mut bytemuck::cast_slice_mut::<u64, T>(&mut source)[..source_len];
     let dest = &mut bytemuck::cast_slice_mut::<u64, T>(&mut dest)[..shares.dest_len];
     let mut calls = Calls::new(comm, cell, shares, source, dest);

@@ -60,9 +60,22 @@ pub(crate) fn each_rank(ranks: &[RankFacts]) -> Vec<String> {
 /// What the first rank tells the launcher, one JSON text a line behind [`MARK`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Message {
-    Ranks { ranks: Vec<RankFacts>, clock: String },
+    Ranks {
+        ranks: Vec<RankFacts>,
+        clock: String,
+    },
     Row(Box<Measured>),
-    Skipped { what: String, reason: String },
+    Skipped {
+        what: String,
+        reason: String,
+    },
+    /// A skipped cell: a call takes about so many milliseconds, which is too long.
+    Slow {
+        what: String,
+        call_ms: f64,
+    },
+    /// Nothing more comes.
+    Done {},
 }
 
 /// Begins the lines of ranks that are for the launcher; anything else is passed on to the user.

@@ -4,7 +4,7 @@ use super::interval::{Times, block_medians, resolution};
 use super::measured::Measured;
 use super::origin::{Origin, SCHEMA};
 use super::report::Row;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::MetadataExt;
@@ -123,6 +123,8 @@ impl Cell {
 pub(crate) struct Cells {
     pub(crate) cells: Vec<Cell>,
     positions: HashMap<Key, usize>,
+    /// Cells of a comparison with a wrong result in some round, which are left out.
+    spoilt: HashSet<Key>,
 }
 
 impl Cells {
@@ -130,8 +132,25 @@ impl Cells {
         self.positions.get(key).map(|position| &self.cells[*position])
     }
 
-    /// Adds a row, which `line` of the file holds.
+    /// How many cells are left out because a round of them had a wrong result.
+    pub(crate) fn left_out(&self) -> usize {
+        self.spoilt.len()
+    }
+
+    fn spoil(&mut self, key: Key) {
+        self.cells.retain(|cell| Key::of(&cell.row) != key);
+        self.positions = self.cells.iter().enumerate().map(|(i, cell)| (Key::of(&cell.row), i)).collect();
+        self.spoilt.insert(key);
+    }
+
+    /// Adds a row, which `line` of the file holds. A round with a wrong result takes the other rounds of its cell with it.
     pub(crate) fn add(&mut self, measured: Measured, line: usize) -> Result<(), String> {
+        if measured.round.is_some() && measured.row.wrong > 0 {
+            self.spoil(Key::of(&measured.row));
+        }
+        if self.spoilt.contains(&Key::of(&measured.row)) {
+            return Ok(());
+        }
         let medians = match measured.round {
             Some(_) => vec![measured.row.p50_us],
             None => block_medians(&measured.samples_us),
@@ -161,7 +180,7 @@ impl Cells {
 
     /// Leaves backend, pinning or both out of what makes cells the same; there is one each.
     pub(crate) fn without(&self, backend: bool, pin: bool) -> Cells {
-        let mut cells = Cells { cells: self.cells.clone(), positions: HashMap::new() };
+        let mut cells = Cells { positions: HashMap::new(), ..self.clone() };
         for (position, cell) in self.cells.iter().enumerate() {
             cells.positions.insert(Key::without(&cell.row, backend, pin), position);
         }
@@ -252,7 +271,7 @@ fn read_row(line: &[u8]) -> Result<Measured, String> {
     match () {
         () if measured.samples_us.is_empty() => Err("has no samples_us".into()),
         () if times.into_iter().any(|time| time < 0.0) => Err("has a time below 0".into()),
-        () if measured.row.wrong > 0 => {
+        () if measured.row.wrong > 0 && measured.round.is_none() => {
             Err(format!("was measured with {} wrong elements, so its times mean nothing", measured.row.wrong))
         }
         () => Ok(measured),
@@ -302,6 +321,22 @@ pub(crate) mod tests {
         assert_eq!(read.cells.get(&key).unwrap().row.bytes, 16);
         assert_eq!(key.to_string(), "shm all_reduce f32 sum 16 bytes, 2 ranks, pinned to cores");
         assert!(same_file(&path, &path) && !same_file(&path, "/dev/null") && !same_file(&path, "nowhere"));
+    }
+
+    #[test]
+    fn a_wrong_round_takes_its_cell_out_of_the_file() {
+        let round = |bytes, round, wrong| {
+            let measured = measured(bytes, vec![1.0]);
+            Measured { round: Some(round), row: Row { wrong, ..measured.row }, ..measured }
+        };
+        let rows = [round(8, 0, 0), round(16, 0, 0), round(8, 1, 4), round(16, 1, 0), round(8, 2, 0)];
+        let lines: Vec<_> = [json(&Origin::here())].into_iter().chain(rows.iter().map(json)).collect();
+        let (path, _remove) = file("wrong-round", &lines);
+        let cells = Results::read(&path).unwrap().cells;
+        let (left, gone) = (Key::of(&rows[1].row), Key::of(&rows[0].row));
+        assert_eq!((cells.cells.len(), cells.left_out()), (1, 1));
+        assert_eq!(cells.get(&left).unwrap().times.medians_us, [1.0, 1.0]);
+        assert!(cells.get(&gone).is_none());
     }
 
     #[test]

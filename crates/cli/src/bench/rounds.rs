@@ -14,7 +14,7 @@ use super::peers::{self, Grid, Limits, Peer};
 use super::pictures::{Figures, PictureFiles};
 use super::report::{RankFacts, Report, Row};
 use super::results::{Key, Writer};
-use super::sink::Sink;
+use super::sink::{Sink, slow_reason};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::process::ExitCode;
@@ -70,6 +70,9 @@ pub(crate) fn run(plan: Plan<'_>) -> ExitCode {
     let rounds = plan.rounds.unwrap_or(ROUNDS) as usize;
     let mut args = plan.sweep.clone();
     args.budget_ms /= rounds as f64;
+    if plan.contenders.iter().any(|contender| matches!(contender, Contender::Peer(_))) {
+        args.slowest_ms = Some(args.slowest_beside_peers_ms());
+    }
     let cells = match sweep_of(&args) {
         Ok(sweep) => sweep.cells,
         Err(Trouble::Usage(message)) => return refuse(&message),
@@ -110,6 +113,7 @@ pub(crate) fn run(plan: Plan<'_>) -> ExitCode {
         wrong: 0,
         failures: 0,
         remarks: Vec::new(),
+        slow: HashSet::new(),
     };
     let result = all.measure(&origin);
     all.end(result, origin, plan.pictures)
@@ -249,6 +253,8 @@ struct Rounds {
     drawn: Contenders,
     /// What failed or was skipped, likewise.
     remarks: Vec<String>,
+    /// Where a call takes too long, which is told once.
+    slow: HashSet<String>,
 }
 
 impl Rounds {
@@ -391,14 +397,14 @@ impl Sink for Rounds {
         let (contender, round) = self.at;
         measured.row.backend = self.names[contender].clone();
         measured.round = Some(round);
+        // Also what is wrong: its reader leaves out all rounds of that cell.
+        if let Some(output) = &mut self.output {
+            output.write(&measured).map_err(Trouble::File)?;
+        }
         if measured.row.wrong > 0 {
-            // Its time means nothing, in the table and in the file.
             self.table.spoil(contender, &measured.row);
             self.wrong = self.wrong.saturating_add(measured.row.wrong);
             return Ok(());
-        }
-        if let Some(output) = &mut self.output {
-            output.write(&measured).map_err(Trouble::File)?;
         }
         self.table.add(self.names.len(), contender, round, &measured);
         Ok(())
@@ -411,6 +417,15 @@ impl Sink for Rounds {
             self.remarks.push(text);
         }
         self.report.skipped(&what, reason).map_err(Trouble::Output)
+    }
+
+    fn slow(&mut self, job: Job<'_>, what: &str, call_ms: f64) -> Result<(), Trouble> {
+        let what = format!("{what}, {} ranks", job.ranks);
+        // Another round and another size take another time.
+        match self.slow.insert(format!("{}: {what}", self.names[self.at.0])) {
+            true => self.skipped(&what, &slow_reason(call_ms)),
+            false => Ok(()),
+        }
     }
 
     fn failed(&mut self, text: &str) -> Result<(), Trouble> {

@@ -12,8 +12,16 @@ pub(crate) trait Sink {
     fn ranks(&mut self, job: Job<'_>, ranks: &[RankFacts], clock: &str) -> Result<(), Trouble>;
     fn row(&mut self, measured: Measured) -> Result<(), Trouble>;
     fn skipped(&mut self, what: &str, reason: &str) -> Result<(), Trouble>;
+    /// A call takes about so many milliseconds, more than `--slowest-ms` allows.
+    fn slow(&mut self, job: Job<'_>, what: &str, call_ms: f64) -> Result<(), Trouble> {
+        self.skipped(&format!("{what}, {} ranks", job.ranks), &slow_reason(call_ms))
+    }
     /// The job ended badly.
     fn failed(&mut self, text: &str) -> Result<(), Trouble>;
+}
+
+pub(crate) fn slow_reason(call_ms: f64) -> String {
+    format!("a call takes about {call_ms:.0} ms")
 }
 
 /// The sink of an ordinary sweep.

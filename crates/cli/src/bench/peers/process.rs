@@ -33,7 +33,8 @@ pub(crate) struct Limits {
 impl Limits {
     /// For so many cells; `silence` in seconds if the user chose it.
     pub(crate) fn new(args: &BenchArgs, cells: usize, silence: Option<f64>) -> Limits {
-        let timed = args.iters.map_or(args.budget_ms * 20.0 / 1e3, |iterations| f64::from(iterations) / 5.0);
+        let calls = args.iters.map_or(20.0, f64::from);
+        let timed = calls * args.slowest_beside_peers_ms() / 1e3;
         let silence = Duration::from_secs_f64(silence.unwrap_or(60.0 + timed));
         Limits { silence, whole: silence.saturating_mul(cells as u32 + 2) }
     }
@@ -133,6 +134,7 @@ fn arguments(name: &str, args: &BenchArgs, job: Job<'_>, cells: &[Cell], limits:
         ("processors", cpus().to_string()),
         // The peer's own watch comes after ours, which knows more.
         ("silence-s", (limits.silence.as_secs() + 10).to_string()),
+        ("slowest-ms", args.slowest_beside_peers_ms().to_string()),
         match args.iters {
             Some(iterations) => ("iters", iterations.to_string()),
             None => ("budget-ms", args.budget_ms.to_string()),
@@ -182,6 +184,7 @@ struct Heard {
     wrong: u64,
     first_wrong: String,
     problem: Option<String>,
+    done: bool,
     /// The last lines that were not for us.
     last: VecDeque<String>,
 }
@@ -196,6 +199,7 @@ impl Heard {
             wrong: 0,
             first_wrong: String::new(),
             problem: None,
+            done: false,
             last: VecDeque::new(),
         }
     }
@@ -222,12 +226,20 @@ impl Heard {
     }
 
     fn check(&mut self, message: Message) -> Result<Message, String> {
+        if self.done {
+            return Err("it went on after it had said it was done".into());
+        }
         match &message {
             Message::Ranks { ranks, .. } if ranks.len() != self.ranks => {
                 return Err(format!("it started {} ranks, not {}", ranks.len(), self.ranks));
             }
             Message::Ranks { .. } => {}
             Message::Skipped { .. } => self.steps += 1,
+            Message::Slow { call_ms, .. } if !(call_ms.is_finite() && *call_ms > 0.0) => {
+                return Err("it said how long a call takes, and that is no time".into());
+            }
+            Message::Slow { .. } => self.steps += 1,
+            Message::Done {} => self.done = true,
             Message::Row(measured) => {
                 let (asked, key) = (Asked::row(&measured.row), Key::without(&measured.row, true, true));
                 if !self.asked.contains(&asked) || measured.row.ranks != self.ranks {
@@ -264,6 +276,11 @@ impl Heard {
         match outcome.first_failure {
             Some((_, exit)) => Some(format!("its command {exit}")),
             None if outcome.code() != 0 => outcome.failure().or_else(|| Some("its command failed".into())),
+            None if !self.done => Some(format!(
+                "it ended before it said it was done, with {} cells measured; run peers/setup again if its program is older \
+                 than this one",
+                self.measured.len()
+            )),
             None if self.steps == 0 => Some("it measured nothing".into()),
             None => None,
         }
@@ -394,6 +411,18 @@ mod tests {
         );
         assert!(with(|m| m.row.iters = 1000).contains("fit together"));
         assert!(problem(&Message::Ranks { ranks: Vec::new(), clock: "x".into() }).unwrap().contains("0 ranks, not 2"));
+    }
+
+    #[test]
+    fn nothing_comes_after_the_end_and_a_slow_call_has_a_time() {
+        let mut heard = heard();
+        for message in [Message::Done {}, Message::Row(Box::new(measured()))] {
+            heard.line(Stream::Stdout, &format!("{MARK}{}", serde_json::to_string(&message).unwrap()));
+        }
+        assert!(heard.problem.unwrap().contains("after it had said"));
+        let slow = |call_ms| problem(&Message::Slow { what: "x".into(), call_ms });
+        assert_eq!(slow(500.0), None);
+        assert!(slow(-1.0).unwrap().contains("no time"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use rankwise::{Communicator, Config, Error, Result, World};
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let workloads = selected(args).map_err(Error::invalid)?;
     let world = World::from_env()?;
-    let room = Effort { iterations: Some(MOST_CALLS), budget_ms: args.budget_ms };
+    let room = Effort { iterations: Some(MOST_CALLS), budget_ms: args.budget_ms, slowest_ms: None };
     let (mut team, ranks) = meet(&world, &room)?;
     let result = replay_all(&world, args, &workloads, &mut team, ranks);
     if result.is_err() {
@@ -35,7 +35,7 @@ fn replay_all(
     let name = args.backend.first().map_or("", String::as_str);
     let backend = rankwise::join(world, &Config::new().backend(name).timeout(CALL_DEADLINE))?;
     let mut comm = backend.world()?;
-    let effort = Effort { iterations: args.iters.map(|n| n as usize), budget_ms: args.budget_ms };
+    let effort = Effort { iterations: args.iters.map(|n| n as usize), budget_ms: args.budget_ms, slowest_ms: None };
     if team.is_first() {
         say(&Said::Ranks { ranks, clock: team.clock().describe() })?;
     }

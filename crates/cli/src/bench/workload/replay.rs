@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn all_forms_come_out_right_and_add_up() {
-        let found = replayed(MIXED, None, Effort { iterations: Some(7), budget_ms: 1.0 });
+        let found = replayed(MIXED, None, Effort { iterations: Some(7), budget_ms: 1.0, slowest_ms: None });
         assert_eq!((found.wrong, found.passes, found.timed_share), (0, 7, 1.0));
         assert!(found.us_per_unit.p50 > 0.0 && found.us_per_unit.p99 >= found.us_per_unit.p50);
         let calls: Vec<_> = found.by_op.iter().map(|share| (share.op.as_str(), share.calls)).collect();
@@ -299,7 +299,8 @@ mod tests {
     #[test]
     fn a_broken_backend_has_wrong_elements() {
         let steps = "steps = [{ op = \"all_reduce\", dtype = \"f32\", count = 100, repeat = 3 }]";
-        let found = replayed(steps, Some("dropped-tail"), Effort { iterations: Some(2), budget_ms: 1.0 });
+        let found =
+            replayed(steps, Some("dropped-tail"), Effort { iterations: Some(2), budget_ms: 1.0, slowest_ms: None });
         // One element on each rank, before and after.
         assert_eq!(found.wrong, 2 * RANKS as u64);
     }
@@ -309,7 +310,8 @@ mod tests {
         let plan =
             plan("steps = [{ op = \"all_reduce\", dtype = \"f32\", count = 1, repeat = 160 }, { op = \"barrier\" }]");
         let chosen = |unit_ms, iterations| {
-            let (parts, passes) = parts_and_passes(unit_ms, &plan, Effort { iterations, budget_ms: 100.0 });
+            let (parts, passes) =
+                parts_and_passes(unit_ms, &plan, Effort { iterations, budget_ms: 100.0, slowest_ms: None });
             (plan.steps.iter().map(|step| step.timed(parts)).collect::<Vec<_>>(), passes)
         };
         assert_eq!(chosen(1.0, None), (vec![160, 1], 100));
@@ -317,7 +319,7 @@ mod tests {
         assert_eq!(chosen(200.0, None), (vec![16, 1], 5));
         assert_eq!(chosen(1e9, None), (vec![1, 1], 5));
         assert_eq!(chosen(1e9, Some(9)), (vec![160, 1], 9));
-        let found = replayed(MIXED, None, Effort { iterations: None, budget_ms: 0.001 });
+        let found = replayed(MIXED, None, Effort { iterations: None, budget_ms: 0.001, slowest_ms: None });
         assert_eq!((found.wrong, found.passes), (0, 5));
         assert!((found.timed_share - 8.0 / 11.0).abs() < 1e-9, "{}", found.timed_share);
     }
@@ -326,7 +328,8 @@ mod tests {
     fn a_pass_never_has_more_calls_than_the_page_has_room() {
         let step = "{ op = \"barrier\", repeat = 10000 },";
         let plan = plan(&format!("steps = [{}]", step.repeat(200)));
-        let (parts, _) = parts_and_passes(1e-9, &plan, Effort { iterations: Some(1), budget_ms: 1.0 });
+        let (parts, _) =
+            parts_and_passes(1e-9, &plan, Effort { iterations: Some(1), budget_ms: 1.0, slowest_ms: None });
         assert!(plan.steps.iter().map(|step| step.timed(parts)).sum::<u64>() <= MOST_CALLS as u64);
     }
 }
