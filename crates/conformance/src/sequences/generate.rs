@@ -33,7 +33,8 @@ const MOST_BYTES: usize = 600_000;
 
 /// A sequence of at least this many calls for this many ranks; the same for the same arguments.
 pub(crate) fn generate(seed: u64, ranks: usize, calls: usize, choices: &Choices) -> Script {
-    let mut maker = Maker { random: Random::labelled(seed, &[ranks as u64]), choices, ranks, next: 1, done: 0 };
+    let random = Random::labelled(seed, &[ranks as u64]);
+    let mut maker = Maker { random, choices, ranks, next: 1, done: 0, last: None };
     let mut state = State::new(ranks);
     let mut steps = Vec::new();
     while maker.done < calls {
@@ -54,6 +55,8 @@ struct Maker<'a> {
     /// The next number for a communicator, a work or the values of a call.
     next: usize,
     done: usize,
+    /// The call made last.
+    last: Option<Operation>,
 }
 
 impl Maker<'_> {
@@ -84,6 +87,10 @@ impl Maker<'_> {
         let members = state.comms[&comm].0.len();
         if self.chance(20) && live.len() < MOST_COMMS {
             return match self.chance(2) {
+                // Sometimes with the same members: such communicators are the easiest to mix up.
+                true if self.chance(4) => {
+                    Step::Split { new: self.number(), of: comm, positions: (0..members).collect() }
+                }
                 true => Step::Split { new: self.number(), of: comm, positions: self.some(members) },
                 false => Step::Group { new: self.number(), ranks: self.some(self.ranks) },
             };
@@ -144,6 +151,18 @@ impl Maker<'_> {
     }
 
     fn call(&mut self, members: usize, borrowed: bool) -> Numbered {
+        // Calls that look alike are the easiest to mix up.
+        let last = if self.chance(5) { self.last.clone() } else { None };
+        let is_owned = |o: &Operation| o.offset == 0 && o.memory == Memory::Heap;
+        let operation = match last.filter(|last| borrowed || is_owned(last)) {
+            Some(last) => last,
+            None => self.operation(members, borrowed),
+        };
+        self.last = Some(operation.clone());
+        Numbered { operation, values: self.number() as u64 }
+    }
+
+    fn operation(&mut self, members: usize, borrowed: bool) -> Operation {
         let kinds = OpKind::DATA;
         let favourite = [OpKind::AllReduce, OpKind::AllGather, OpKind::ReduceScatter, OpKind::AllToAll];
         let mut kind = if self.chance(3) { self.pick(&favourite) } else { self.pick(&kinds) };
@@ -194,7 +213,7 @@ impl Maker<'_> {
                 o.memory = self.pick(&[Memory::AllocSource, Memory::AllocDestination, Memory::AllocBoth]);
             }
         }
-        Numbered { operation: o, values: self.number() as u64 }
+        o
     }
 
     /// The count of one of `parts` members in an uneven call: often nothing.
@@ -227,6 +246,21 @@ mod tests {
             }
         }
         assert_eq!((kinds.len(), types.len()), (14, 15), "{kinds:?} {types:?}");
+    }
+
+    #[test]
+    fn sequences_have_what_is_easily_mixed_up() {
+        let script = generate(5, 3, 3000, &Choices::default());
+        let has_all =
+            |step: &&Step| matches!(step, Step::Split { of: ALL, positions, .. } if positions[..] == [0, 1, 2]);
+        assert!(script.steps.iter().filter(has_all).count() > 1);
+        let calls: Vec<&Operation> = script
+            .steps
+            .iter()
+            .filter_map(|step| if let Step::Call { call, .. } = step { Some(&call.operation) } else { None })
+            .collect();
+        let repeated = calls.windows(2).filter(|pair| pair[0] == pair[1]).count();
+        assert!(repeated > calls.len() / 20, "{repeated} of {}", calls.len());
     }
 
     #[test]

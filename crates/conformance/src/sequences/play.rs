@@ -188,7 +188,11 @@ impl Player<'_, '_> {
                 let mut buffers = Buffers::placed(comm, &o, &inputs[me])?;
                 perform(comm, &o, &mut buffers.src, &mut buffers.dst)?;
                 if form.is_none() {
-                    return check_result(self.ctx, comm, &o, &inputs, &buffers).map(drop);
+                    check_result(self.ctx, comm, &o, &inputs, &buffers)?;
+                    // The memory is this rank's again, and used for something else.
+                    buffers.src.bytes_mut().fill(0x5A);
+                    buffers.dst.bytes_mut().fill(0x5B);
+                    return Ok(());
                 }
                 buffers.check_surroundings(&o, &inputs[me])?;
                 result_of(&o, me, buffers.src.bytes(), buffers.dst.bytes()).to_vec()

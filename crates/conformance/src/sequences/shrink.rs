@@ -335,7 +335,7 @@ mod tests {
         let choices = Choices::default();
         let scripts = Scripts { next_seed: Cell::new(3), ranks: 4, calls: 2000, choices, failed_in: failed_in.clone() };
         let tries = Cell::new(0);
-        let config = Config { cases: 20, failure_persistence: None, ..Config::default() };
+        let config = Config { cases: 20, max_shrink_iters: 500, failure_persistence: None, ..Config::default() };
         let result = TestRunner::new(config).run(&scripts, |script| {
             tries.set(tries.get() + 1);
             match fault(&script) {
