@@ -65,7 +65,8 @@ pub(crate) fn taken(rank: usize, first: &str, second: &str) -> Error {
     let kind = ErrorKind::Refused { key: format!("process of rank {rank}"), ours: second.into(), theirs: first.into() };
     let message = format!(
         "{first} and {second} both came as rank {rank} of one job; the first stays. A process that a rank starts is no \
-         rank, and two jobs at a time need different values of RANKWISE_JOB_ID"
+         rank, and two jobs at a time need different values of RANKWISE_JOB_ID, or \
+         different tokens under `rankwise launch --nnodes`"
     );
     Error::new(kind, message).with_rank(rank)
 }

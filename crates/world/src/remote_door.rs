@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Most connections in the middle of it.
 const PENDING: usize = 64;
-/// When there are that many, the oldest makes room for the next if it is older than this.
+/// When there are that many, one that has said nothing for this long makes room for the next: a rank says hello at once.
 const HASTE: Duration = Duration::from_millis(100);
+/// Or one that has not answered for this long: as much as a way around the world and a busy host may take.
+const LONGER_HASTE: Duration = Duration::from_millis(400);
 /// Pause after the kernel could not hand out a connection.
 const BREATH: Duration = Duration::from_millis(10);
 
@@ -40,6 +42,13 @@ struct Pending {
     since: Instant,
     received: Vec<u8>,
     state: State,
+}
+
+impl Pending {
+    /// From when on another may take its place.
+    fn replaceable(&self) -> Instant {
+        self.since + if matches!(self.state, State::Silent) { HASTE } else { LONGER_HASTE }
+    }
 }
 
 enum State {
@@ -69,7 +78,7 @@ impl RemoteDoor {
         match self.rests_until.filter(|when| *when > now) {
             Some(when) => by(when),
             None if self.has_room() => polled.push(PollFd::new(&self.listener, PollFlags::IN)),
-            None => by(self.pending[0].since + HASTE),
+            None => self.pending.iter().for_each(|pending| by(pending.replaceable())),
         }
         polled.extend(self.pending.iter().map(|pending| PollFd::new(&pending.socket, PollFlags::IN)));
         until
@@ -90,8 +99,8 @@ impl RemoteDoor {
                     let from = from.map_or_else(|| "somebody".to_string(), |from| from.to_string());
                     tcp::set_options(&socket);
                     let (since, received, state) = (Instant::now(), Vec::new(), State::Silent);
-                    if self.pending.len() == PENDING {
-                        self.pending.remove(0);
+                    if let Some(place) = self.replaceable().filter(|_| self.pending.len() == PENDING) {
+                        self.pending.remove(place);
                     }
                     self.pending.push(Pending { socket, from, since, received, state });
                 }
@@ -107,9 +116,14 @@ impl RemoteDoor {
         arrived
     }
 
-    /// Whether there is a place for one more, if need be that of the oldest.
+    /// Whether there is a place for one more, if need be that of another.
     fn has_room(&self) -> bool {
-        self.pending.len() < PENDING || self.pending[0].since.elapsed() >= HASTE
+        self.pending.len() < PENDING || self.replaceable().is_some()
+    }
+
+    fn replaceable(&self) -> Option<usize> {
+        let now = Instant::now();
+        self.pending.iter().position(|pending| pending.replaceable() <= now)
     }
 
     fn hear(&mut self, arrived: &mut Vec<Arrival>, notes: &mut Vec<String>) {
