@@ -4,7 +4,7 @@
 
 mod foreign;
 
-use foreign::{Ended, ROLE, Ranks};
+use foreign::{Ended, LONG, ROLE, Ranks, meet};
 use rankwise_core::{ErrorKind, Group};
 use rankwise_world::launch::{Across, Event, Exit, Launch, Output};
 use rankwise_world::{Attachment, PeerStatus, Token, World};
@@ -15,21 +15,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LONG: Duration = Duration::from_secs(60);
-
 #[test]
 fn as_a_rank() {
     let Ok(role) = std::env::var(ROLE) else {
         println!("nothing to do: this is the program that the other tests launch");
         return;
     };
-    let world = match World::from_env() {
-        Ok(world) => world,
-        Err(error) => {
-            println!("REFUSED {:?} {:?} {error}", error.kind(), error.peers());
-            std::process::exit(3);
-        }
-    };
+    let world = foreign::joined();
     match role.as_str() {
         "identity" => identity(&world),
         "victim" => victim(&world),
@@ -38,11 +30,6 @@ fn as_a_rank() {
         other => panic!("unknown role {other}"),
     }
     println!("DONE {} of {}", world.rank(), world.size());
-}
-
-fn meet(world: &World, key: &str) {
-    let all = Group::world(world.size());
-    world.store().exchange(key, "a barrier", &all, &[], Attachment::None, LONG).unwrap();
 }
 
 fn identity(world: &World) {

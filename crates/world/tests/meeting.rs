@@ -4,7 +4,7 @@
 
 mod foreign;
 
-use foreign::{Ended, NOBODY, ROLE, Ranks};
+use foreign::{Ended, LONG, NOBODY, ROLE, Ranks, meet};
 use rankwise_core::{ErrorKind, Group};
 use rankwise_world::{Attachment, PeerStatus, Placement, World};
 use std::fs::File;
@@ -13,8 +13,6 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
-
-const LONG: Duration = Duration::from_secs(60);
 
 #[test]
 fn as_a_rank() {
@@ -29,13 +27,7 @@ fn as_a_rank() {
     }
     // A launcher may have left some of its own.
     let before = foreign::listeners_of_this_process();
-    let world = match World::from_env() {
-        Ok(world) => world,
-        Err(error) => {
-            println!("REFUSED {:?} {:?} {error}", error.kind(), error.peers());
-            std::process::exit(3);
-        }
-    };
+    let world = foreign::joined();
     let after = foreign::listeners_of_this_process();
     let new: Vec<_> = after.iter().filter(|listener| !before.contains(listener)).collect();
     assert!(new.is_empty(), "{new:?}");
@@ -47,11 +39,6 @@ fn as_a_rank() {
         other => panic!("unknown role {other}"),
     }
     println!("DONE {} of {}", world.rank(), world.size());
-}
-
-fn meet(world: &World, key: &str) {
-    let all = Group::world(world.size());
-    world.store().exchange(key, "a barrier", &all, &[], Attachment::None, LONG).unwrap();
 }
 
 fn identity(world: &World) {

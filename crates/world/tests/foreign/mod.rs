@@ -3,6 +3,8 @@
 // Each test binary uses its part of this.
 #![allow(dead_code)]
 
+use rankwise_core::Group;
+use rankwise_world::{Attachment, World};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
 use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
@@ -44,6 +46,22 @@ struct Running {
     child: Child,
     output: Option<JoinHandle<String>>,
     watched: bool,
+}
+
+/// A generous deadline.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// The world of this rank; a refusal is printed and ends the process.
+pub(crate) fn joined() -> World {
+    World::from_env().unwrap_or_else(|error| {
+        println!("REFUSED {:?} {:?} {error}", error.kind(), error.peers());
+        std::process::exit(3);
+    })
+}
+
+pub(crate) fn meet(world: &World, key: &str) {
+    let all = Group::world(world.size());
+    world.store().exchange(key, "a barrier", &all, &[], Attachment::None, LONG).unwrap();
 }
 
 /// A text that no other test has.
