@@ -50,7 +50,7 @@ pub struct Options {
     pub expectations: Vec<Expectations>,
     /// Run this many random sequences of calls instead of the cases.
     pub sequences: Option<usize>,
-    /// Calls of a sequence [10000] or of a comparison [1000].
+    /// Calls of a sequence (10,000 unless said) or of a comparison (1,000).
     pub calls: Option<usize>,
     /// Run this script instead of the cases.
     pub replay: Option<PathBuf>,
