@@ -77,13 +77,13 @@ impl Comm {
         self.advance(Progress::Ready, g + 1);
     }
 
-    /// Folds the own piece of step `g` into the own out ring.
+    /// Folds the own piece of step `g`, for the others and, if this rank `pulls`, for itself.
     async fn fold_own(&self, call: &RawCall<'_>, parts: &Parts, piece: usize, pulls: bool, g: u64, i: u64) {
         self.all_reach(Progress::Ready, g + 1).await;
         self.all_reach(Progress::Done, (g + 1).saturating_sub(RING)).await;
         let (offset, bytes) = parts.piece(self.me, i as usize * piece, piece);
         if bytes > 0 {
-            // SAFETY: the own piece is read from `src` (in place it is overwritten only when it is pulled, later); the others'
+            // SAFETY: the own piece is read from `src` (in place it is what is overwritten, element by element); the others'
             // from their ring slots, which they keep until this rank has reduced.
             let exposed = |q: usize| unsafe {
                 if q == self.me {
