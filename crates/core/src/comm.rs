@@ -7,7 +7,7 @@ use crate::call::{Call, Request, Shape};
 use crate::caps::Capabilities;
 use crate::error::Result;
 use crate::group::Group;
-use crate::member::{Member, Scratch};
+use crate::member::{Entered, Member, Scratch};
 use crate::op::OpKind;
 use crate::registry::Backend;
 use crate::segbuf::SegBuf;
@@ -187,12 +187,18 @@ impl Communicator {
         result
     }
 
-    /// One small operation of the layer itself.
-    pub(crate) fn run_inner(&mut self, shape: Shape<'_>, src: &[u8], dst: &mut [u8]) -> Result<()> {
+    /// One operation of several that belong together: other handles of the group stay out from the first to the last.
+    pub(crate) fn run_inner(
+        &mut self,
+        entered: &Entered<'_>,
+        shape: Shape<'_>,
+        src: &[u8],
+        dst: &mut [u8],
+    ) -> Result<()> {
         let src = if shape.in_place { Side::ABSENT } else { Side::of_slice(src) };
         let request = Request { shape, src, dst: Side::of_slice_mut(dst) };
         // SAFETY: both are borrowed until return.
-        unsafe { self.member.run(&request, self.timeout, &mut self.scratch) }
+        unsafe { self.member.run_as(entered, &request, self.timeout, &mut self.scratch) }
     }
 }
 

@@ -265,11 +265,28 @@ impl Member {
     /// The sides of the request are valid for their lengths, the destination for writes and reachable by nobody else.
     #[inline]
     pub(crate) unsafe fn run(&self, request: &Request<'_>, deadline: Duration, scratch: &mut Scratch) -> Result<()> {
+        let entered = self.enter(request.shape.kind)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.run_as(&entered, request, deadline, scratch) }
+    }
+
+    /// [`Member::run`] by who has entered already.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Member::run`].
+    #[inline]
+    pub(crate) unsafe fn run_as(
+        &self,
+        entered: &Entered<'_>,
+        request: &Request<'_>,
+        deadline: Duration,
+        scratch: &mut Scratch,
+    ) -> Result<()> {
         let kind = request.shape.kind;
-        let entered = self.enter(kind)?;
         let mut call = check::blank(&request.shape);
         if let Err(error) = self.prepare(request, &mut call, scratch) {
-            return Err(self.refuse_request(&entered, &request.shape, error));
+            return Err(self.refuse_request(entered, &request.shape, error));
         }
         match self.raw() {
             Some(raw) => {

@@ -71,21 +71,23 @@ impl Communicator {
         let shape = Shape::of::<u8>(OpKind::Broadcast).root(root).in_place();
         let is_root = root == self.rank();
         let max = self.capabilities().max_bytes();
+        let member = self.member.clone();
+        let entered = member.enter(OpKind::Broadcast)?;
         if is_root && bytes.len() as u64 > max {
             let error = crate::check::too_large(bytes.len(), 1, max);
-            return Err(self.member.enter_and_refuse(OpKind::Broadcast, error, 1));
+            return Err(member.refuse(&entered, OpKind::Broadcast, error, 1));
         }
         let mut length = if is_root { (bytes.len() as u64).to_le_bytes() } else { [0; 8] };
-        self.run_inner(Shape { tag: tag::LENGTH, ..shape }, &[], &mut length)?;
+        self.run_inner(&entered, Shape { tag: tag::LENGTH, ..shape }, &[], &mut length)?;
         let length = u64::from_le_bytes(length);
         if length == 0 {
             bytes.clear();
             return Ok(());
         }
         if !is_root && let Err(error) = make_room(bytes, length, max) {
-            return Err(self.member.enter_and_refuse(OpKind::Broadcast, error, 1));
+            return Err(member.refuse(&entered, OpKind::Broadcast, error, 1));
         }
-        self.run_inner(Shape { tag: tag::BYTES, ..shape }, &[], bytes)
+        self.run_inner(&entered, Shape { tag: tag::BYTES, ..shape }, &[], bytes)
     }
 
     /// At the root `dst` becomes the reduction of every member's `src`. `dst` is `Some` at the root only.

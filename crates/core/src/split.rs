@@ -40,15 +40,18 @@ impl Wish {
 pub(crate) fn split(comm: &mut Communicator, color: Option<u64>, key: i64) -> Result<Option<Communicator>> {
     let member = comm.member.clone();
     let blame = |error| member.blame(OpKind::Split, error);
-    // Relaxed: ordered by the busy flag of the call that follows.
+    // Held until the new number is stored: else splits of two threads could take one number.
+    let entered = member.enter(OpKind::Split)?;
+    // Relaxed: ordered by the busy flag.
     let mine = Wish { color, key, splits: member.splits().load(Ordering::Relaxed) };
     let mut wishes = vec![0; member.group().len() * WISH];
     let shape = Shape { tag: tag::SPLIT, ..Shape::of::<u8>(OpKind::AllGather) };
-    comm.run_inner(shape, &mine.to_bytes(), &mut wishes).map_err(|error| blame(error.renamed(OpKind::Split)))?;
+    comm.run_inner(&entered, shape, &mine.to_bytes(), &mut wishes).map_err(|error| blame(error.renamed(OpKind::Split)))?;
     let wishes: Vec<Wish> = wishes.as_chunks().0.iter().map(Wish::from_bytes).collect();
     // A member may have missed a split that failed; with the largest number all agree again.
     let splits = wishes.iter().map(|wish| wish.splits).max().unwrap_or(0) + 1;
     member.splits().store(splits, Ordering::Relaxed);
+    drop(entered);
     let Some(color) = color else { return Ok(None) };
 
     let mut chosen: Vec<(i64, usize)> =
