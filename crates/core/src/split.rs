@@ -97,3 +97,64 @@ fn derive(parent: u64, splits: u64, color: u64) -> u64 {
     }
     hash.max(1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{CommSpec, RawBackend, RawCommunicator};
+    use crate::config::Config;
+    use crate::error::ErrorKind;
+    use crate::{Backend, Capabilities, DTypeSet};
+    use std::collections::HashSet;
+    use std::time::Duration;
+
+    struct Alone;
+
+    // SAFETY: it makes no communicator.
+    unsafe impl RawBackend for Alone {
+        fn name(&self) -> &'static str {
+            "alone"
+        }
+
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn world_size(&self) -> usize {
+            1
+        }
+
+        fn capabilities(&self) -> Capabilities {
+            Capabilities::none().with_kinds(&OpKind::DATA).with_moves(DTypeSet::NUMERIC).with_spaces(true, false)
+        }
+
+        fn communicator(&self, spec: &CommSpec, _: Duration) -> Result<Arc<dyn RawCommunicator>> {
+            unreachable!("a communicator of {}", spec.group)
+        }
+    }
+
+    /// Two threads that split through handles of one group get children with tags of their own.
+    #[test]
+    fn children_of_two_threads_have_different_tags() {
+        const SPLITS: usize = 20_000;
+        let backend = Backend::new(Arc::new(Alone), Config::new().resolve().unwrap());
+        let tags = || {
+            let mut comm = backend.world().unwrap();
+            let mut tags = Vec::with_capacity(SPLITS);
+            while tags.len() < SPLITS {
+                match comm.split(Some(0), 0) {
+                    Ok(child) => tags.push(child.unwrap().member.tag()),
+                    Err(error) => assert_eq!(error.kind(), &ErrorKind::Busy),
+                }
+            }
+            tags
+        };
+        let all: Vec<u64> = std::thread::scope(|scope| {
+            let other = scope.spawn(tags);
+            let mut all = tags();
+            all.extend(other.join().unwrap());
+            all
+        });
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
+    }
+}
