@@ -1,0 +1,130 @@
+//! The MPI that the build found, through rsmpi.
+
+use crate::api::{
+    Api, Builtin, Comm, Constants, Datatype, Errhandler, GroupOf, Handles, Message, Named, Op, Request, Status,
+    UserFunction, functions,
+};
+use mpi::ffi;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ptr::NonNull;
+
+/// Open MPI's handles are pointers, those of MPICH and its kin integers; rsmpi does not bind `MPI_IN_PLACE`, whose value goes
+/// with that.
+const IN_PLACE: isize = if size_of::<ffi::MPI_Comm>() == size_of::<usize>() { 1 } else { -1 };
+
+const _: () = assert!(size_of::<ffi::MPI_Status>() <= size_of::<Status>());
+
+/// The linked library.
+pub(crate) struct Linked;
+
+impl Handles for Linked {
+    type Comm = ffi::MPI_Comm;
+    type Group = ffi::MPI_Group;
+    type Datatype = ffi::MPI_Datatype;
+    type Op = ffi::MPI_Op;
+    type Request = ffi::MPI_Request;
+    type Message = ffi::MPI_Message;
+    type Errhandler = ffi::MPI_Errhandler;
+
+    fn comm_world(&self) -> ffi::MPI_Comm {
+        // SAFETY: constants of rsmpi's C part, here and below.
+        unsafe { ffi::RSMPI_COMM_WORLD }
+    }
+
+    fn comm_null(&self) -> ffi::MPI_Comm {
+        // SAFETY: as above.
+        unsafe { ffi::RSMPI_COMM_NULL }
+    }
+
+    fn request_null(&self) -> ffi::MPI_Request {
+        // SAFETY: as above.
+        unsafe { ffi::RSMPI_REQUEST_NULL }
+    }
+
+    fn errors_return(&self) -> ffi::MPI_Errhandler {
+        // SAFETY: as above.
+        unsafe { ffi::RSMPI_ERRORS_RETURN }
+    }
+
+    fn statuses_ignored(&self) -> *mut Status {
+        // SAFETY: as above.
+        unsafe { ffi::RSMPI_STATUS_IGNORE.cast() }
+    }
+
+    fn named_datatype(&self, name: Named) -> ffi::MPI_Datatype {
+        // SAFETY: as above.
+        unsafe {
+            match name {
+                Named::I8 => ffi::RSMPI_INT8_T,
+                Named::U8 => ffi::RSMPI_UINT8_T,
+                Named::I16 => ffi::RSMPI_INT16_T,
+                Named::U16 => ffi::RSMPI_UINT16_T,
+                Named::I32 => ffi::RSMPI_INT32_T,
+                Named::U32 => ffi::RSMPI_UINT32_T,
+                Named::I64 => ffi::RSMPI_INT64_T,
+                Named::U64 => ffi::RSMPI_UINT64_T,
+                Named::F32 => ffi::RSMPI_FLOAT,
+                Named::F64 => ffi::RSMPI_DOUBLE,
+            }
+        }
+    }
+
+    fn builtin_op(&self, op: Builtin) -> ffi::MPI_Op {
+        // SAFETY: as above.
+        unsafe {
+            match op {
+                Builtin::Sum => ffi::RSMPI_SUM,
+                Builtin::Prod => ffi::RSMPI_PROD,
+                Builtin::Min => ffi::RSMPI_MIN,
+                Builtin::Max => ffi::RSMPI_MAX,
+                Builtin::BAnd => ffi::RSMPI_BAND,
+                Builtin::BOr => ffi::RSMPI_BOR,
+                Builtin::BXor => ffi::RSMPI_BXOR,
+            }
+        }
+    }
+
+    fn constants(&self) -> Constants {
+        // SAFETY: as above.
+        unsafe {
+            Constants {
+                in_place: IN_PLACE,
+                any_source: ffi::RSMPI_ANY_SOURCE,
+                proc_null: ffi::RSMPI_PROC_NULL,
+                thread_multiple: ffi::RSMPI_THREAD_MULTIPLE,
+                err_truncate: ffi::MPI_ERR_TRUNCATE as c_int,
+                longest_text: ffi::RSMPI_MAX_LIBRARY_VERSION_STRING as usize,
+            }
+        }
+    }
+}
+
+macro_rules! forward {
+    ($($mpi:ident $name:ident($($arg:ident: $type:ty),*);)*) => {
+        // SAFETY: each is the function of the linked MPI; only pointers change their type.
+        #[allow(clippy::unnecessary_cast)]
+        unsafe impl Api for Linked {
+            $(
+                #[inline]
+                unsafe fn $name(&self, $($arg: $type),*) -> c_int {
+                    // SAFETY: the caller's promise.
+                    unsafe { ffi::$mpi($($arg as _),*) }
+                }
+            )*
+
+            unsafe fn op_create(&self, function: UserFunction, commutes: c_int, op: *mut ffi::MPI_Op) -> c_int {
+                // SAFETY: the types differ in what the last argument points to; the caller's promise about the rest.
+                unsafe {
+                    let function = std::mem::transmute::<UserFunction, ffi::MPI_User_function>(function);
+                    ffi::MPI_Op_create(function, commutes, op)
+                }
+            }
+
+            fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
+                // SAFETY: looks among the libraries that the program has loaded.
+                NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
+            }
+        }
+    };
+}
+functions!(forward);
