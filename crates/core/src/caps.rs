@@ -39,6 +39,7 @@ pub struct Capabilities {
     cuda: bool,
     determinism: Determinism,
     enforced: bool,
+    agreement: bool,
     nonblocking: bool,
     alloc: bool,
     max_bytes: u64,
@@ -65,6 +66,7 @@ impl Capabilities {
             cuda: false,
             determinism: Determinism::SameTopology,
             enforced: false,
+            agreement: false,
             nonblocking: false,
             alloc: false,
             max_bytes: u64::MAX,
@@ -124,6 +126,13 @@ impl Capabilities {
         self
     }
 
+    /// Sets whether mismatching calls and refusals are found and told to the peers.
+    #[must_use]
+    pub fn with_agreement(mut self, agreement: bool) -> Self {
+        self.agreement = agreement;
+        self
+    }
+
     /// Sets whether `start` and scopes work, and whether `alloc` does.
     #[must_use]
     pub fn with_nonblocking(mut self, nonblocking: bool, alloc: bool) -> Self {
@@ -158,6 +167,7 @@ impl Capabilities {
         self.cuda &= other.cuda;
         self.determinism = self.determinism.min(other.determinism);
         self.enforced &= other.enforced;
+        self.agreement &= other.agreement;
         self.nonblocking &= other.nonblocking;
         self.alloc &= other.alloc;
         self.max_bytes = self.max_bytes.min(other.max_bytes);
@@ -195,6 +205,12 @@ impl Capabilities {
     /// What happens at a deadline.
     pub fn deadline(&self) -> DeadlineSupport {
         if self.enforced { DeadlineSupport::Enforced } else { DeadlineSupport::Watched }
+    }
+
+    /// Whether calls that don't fit together are found and become `Mismatch`, and a rank's refusal `PeerRejected` on its peers. Where
+    /// not, such calls are the program's mistake with undefined results, and a refusal makes the communicator unusable.
+    pub fn agreement(&self) -> bool {
+        self.agreement
     }
 
     /// Whether `start` and scopes work.
@@ -276,8 +292,15 @@ impl Capabilities {
             bytes.extend(set.bits().to_le_bytes());
         }
         bytes.extend(self.moves.bits().to_le_bytes());
-        let flags =
-            [self.host, self.cuda, self.determinism == Determinism::Fixed, self.enforced, self.nonblocking, self.alloc];
+        let flags = [
+            self.host,
+            self.cuda,
+            self.determinism == Determinism::Fixed,
+            self.enforced,
+            self.nonblocking,
+            self.alloc,
+            self.agreement,
+        ];
         bytes.push(flags.iter().enumerate().map(|(i, flag)| u8::from(*flag) << i).sum());
         bytes.extend(self.max_bytes.to_le_bytes());
         bytes
@@ -300,6 +323,7 @@ impl Capabilities {
         table.cuda = flag(1);
         table.determinism = if flag(2) { Determinism::Fixed } else { Determinism::SameTopology };
         table.enforced = flag(3);
+        table.agreement = flag(6);
         table.nonblocking = flag(4);
         table.alloc = flag(5);
         table.max_bytes = u64::from_le_bytes(rest.try_into().ok()?);
@@ -338,7 +362,7 @@ mod tests {
 
     #[test]
     fn bytes_round_trip_and_bad_lengths_are_refused() {
-        let table = table().with_determinism(Determinism::Fixed).with_nonblocking(true, false);
+        let table = table().with_determinism(Determinism::Fixed).with_agreement(true).with_nonblocking(true, false);
         let bytes = table.to_bytes();
         assert_eq!(Capabilities::from_bytes(&bytes), Some(table));
         for cut in 0..bytes.len() {

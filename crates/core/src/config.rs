@@ -28,6 +28,17 @@ pub enum OnStuck {
     Wait,
 }
 
+/// How a deadline is kept on a backend whose engine can't be stopped (MPI); others always keep it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeadlineMode {
+    /// The engine's own blocking call at full speed; a watching thread reports one that is late and does what [`OnStuck`] says.
+    #[default]
+    Watch,
+    /// The engine's nonblocking form over staged buffers, so that the call returns `Timeout`. Costs time on every call.
+    Enforce,
+}
+
 /// One environment variable that rankwise reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Variable {
@@ -85,6 +96,12 @@ pub const VARIABLES: &[Variable] = &[
         default: "exit",
         meaning: "what to do when a deadline has passed and the engine can't be stopped",
     },
+    Variable {
+        name: "RANKWISE_DEADLINE",
+        values: "watch, enforce",
+        default: "watch",
+        meaning: "how the mpi backend keeps deadlines: report a late call, or return Timeout (slower)",
+    },
 ];
 
 /// Settings given in code. What is not set here comes from the environment, then from the defaults.
@@ -98,6 +115,7 @@ pub struct Config {
     check: Option<bool>,
     wait: Option<Wait>,
     on_stuck: Option<OnStuck>,
+    deadline: Option<DeadlineMode>,
 }
 
 /// Settings with every source applied.
@@ -118,6 +136,8 @@ pub struct Settings {
     pub wait: Wait,
     /// What to do when a deadline has passed and the engine can't be stopped.
     pub on_stuck: OnStuck,
+    /// How a deadline is kept where the engine can't be stopped.
+    pub deadline: DeadlineMode,
 }
 
 impl Default for Settings {
@@ -130,6 +150,7 @@ impl Default for Settings {
             check: false,
             wait: Wait::Auto,
             on_stuck: OnStuck::Exit,
+            deadline: DeadlineMode::Watch,
         }
     }
 }
@@ -196,6 +217,13 @@ impl Config {
         self
     }
 
+    /// Sets how a deadline is kept where the engine can't be stopped (default [`DeadlineMode::Watch`]).
+    #[must_use]
+    pub fn deadline(mut self, deadline: DeadlineMode) -> Config {
+        self.deadline = Some(deadline);
+        self
+    }
+
     /// Applies the process environment. `Config` error naming the variable when a value can't be read.
     pub fn resolve(&self) -> Result<Settings> {
         self.resolve_from(|name| match std::env::var(name) {
@@ -250,6 +278,11 @@ impl Config {
                 (None, Some(1)) => OnStuck::Wait,
                 (None, _) => OnStuck::Exit,
             },
+            deadline: match (self.deadline, word("RANKWISE_DEADLINE", &["watch", "enforce"])?) {
+                (Some(mode), _) => mode,
+                (None, Some(1)) => DeadlineMode::Enforce,
+                (None, _) => DeadlineMode::Watch,
+            },
         })
     }
 }
@@ -288,6 +321,7 @@ mod tests {
             ("RANKWISE_WAIT", "sleep"),
             ("RANKWISE_DETERMINISM", ""),
             ("RANKWISE_ON_STUCK", "abort"),
+            ("RANKWISE_DEADLINE", "soft"),
         ] {
             let error = resolve(&Config::new(), &[(name, value)]).unwrap_err();
             assert_eq!(error.kind(), &ErrorKind::Config);

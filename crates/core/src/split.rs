@@ -46,7 +46,8 @@ pub(crate) fn split(comm: &mut Communicator, color: Option<u64>, key: i64) -> Re
     let mine = Wish { color, key, splits: member.splits().load(Ordering::Relaxed) };
     let mut wishes = vec![0; member.group().len() * WISH];
     let shape = Shape { tag: tag::SPLIT, ..Shape::of::<u8>(OpKind::AllGather) };
-    comm.run_inner(&entered, shape, &mine.to_bytes(), &mut wishes).map_err(|error| blame(error.renamed(OpKind::Split)))?;
+    comm.run_inner(&entered, shape, &mine.to_bytes(), &mut wishes)
+        .map_err(|error| blame(error.renamed(OpKind::Split)))?;
     let wishes: Vec<Wish> = wishes.as_chunks().0.iter().map(Wish::from_bytes).collect();
     // A member may have missed a split that failed; with the largest number all agree again.
     let splits = wishes.iter().map(|wish| wish.splits).max().unwrap_or(0) + 1;

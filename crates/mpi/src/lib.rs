@@ -1,6 +1,43 @@
-//! MPI backend of rankwise.
+//! MPI backend of rankwise: every operation is the native collective of the MPI that the machine has, under rankwise's contract.
+//!
+//! How the files relate:
+//!
+//! - `api`: the part of MPI that is used, as a trait; `linked` has it from the MPI that the build found (feature `linked`), `standard` from
+//!   one with MPI 5's standard ABI that is found at run time (feature `abi`);
+//! - `library`, `operators`: MPI in this process, and our own reductions as its operators;
+//! - `way`, `native`, `room`: one call as one collective, with what is done before and after it;
+//! - `channel`, `flight`, `work`, `watch`: one communicator, its blocking and started calls, and who watches them;
+//! - `communicator`, `backend`: the backend interface.
+
 #![allow(unsafe_code)]
+#![cfg_attr(not(any(feature = "linked", feature = "abi")), allow(unused_crate_dependencies))]
+
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod api;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod backend;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod channel;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod communicator;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod flight;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod library;
 #[cfg(feature = "linked")]
 mod linked;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod native;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod operators;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod room;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod watch;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod way;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod work;
+
+#[cfg(feature = "linked")]
+pub use linked::driver;

@@ -4,9 +4,13 @@ use crate::api::{
     Api, Builtin, Comm, Constants, Datatype, Errhandler, GroupOf, Handles, Message, Named, Op, Request, Status,
     UserFunction, functions,
 };
+use crate::backend::MpiDriver;
+use crate::library::{self, Library};
 use mpi::ffi;
+use rankwise_world::Driver;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::NonNull;
+use std::sync::{Arc, Mutex};
 
 /// Open MPI's handles are pointers, those of MPICH and its kin integers; rsmpi does not bind `MPI_IN_PLACE`, whose value goes
 /// with that.
@@ -128,3 +132,21 @@ macro_rules! forward {
     };
 }
 functions!(forward);
+
+static LIBRARY: Mutex<Option<Arc<Library<Linked>>>> = Mutex::new(None);
+
+extern "C" fn at_exit(status: c_int, _: *mut c_void) {
+    library::end(&LIBRARY, status);
+}
+
+/// The driver of the MPI that this program was built with.
+pub fn driver() -> &'static dyn Driver {
+    static DRIVER: MpiDriver<Linked> = MpiDriver {
+        name: "mpi",
+        description: "the MPI this program was built with; ranks are started by its mpirun",
+        find: || Ok(Linked),
+        library: &LIBRARY,
+        at_exit: || library::at_exit(at_exit),
+    };
+    &DRIVER
+}

@@ -29,6 +29,8 @@ pub fn backends() -> Vec<&'static dyn Driver> {
     vec![
         #[cfg(feature = "shm")]
         rankwise_shm::driver(),
+        #[cfg(feature = "mpi")]
+        rankwise_mpi::driver(),
     ]
 }
 

@@ -94,6 +94,7 @@ fn table() -> Capabilities {
         .with_spaces(true, false)
         .with_determinism(Determinism::Fixed)
         .with_deadline(DeadlineSupport::Enforced)
+        .with_agreement(true)
         .with_nonblocking(true, true)
         .with_max_bytes(i64::MAX as u64)
         .with_threshold("inline", PAYLOAD as u64)

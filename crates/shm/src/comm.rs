@@ -1,7 +1,6 @@
 //! One communicator on this rank: its segments, counters and first failure.
 
 use crate::ctl::{Ctl, PoisonKind, Progress, SLOTS, recheck_fence};
-use crate::descriptor::{self, Words};
 use crate::exit;
 use crate::failure::lost_error;
 use crate::futex;
@@ -12,6 +11,7 @@ use crate::rank_state::RankState;
 use crate::segment::Segment;
 use crate::sync::Payload;
 use rankwise_core::backend::CommSpec;
+use rankwise_core::descriptor::{self, Words};
 use rankwise_core::fork::Generation;
 use rankwise_core::{Capabilities, Error, ErrorKind, Group, Result};
 use rankwise_world::Placement;

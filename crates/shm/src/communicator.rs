@@ -3,13 +3,13 @@
 use crate::alloc::Allocation;
 use crate::comm::Comm;
 use crate::ctl::PoisonKind;
-use crate::descriptor;
 use crate::ops::{Op, Shape};
 use crate::pause::Pause;
 use crate::queue::{Interest, Lane, Progressing};
 use crate::rank_state::RankState;
 use crate::segment::{Segment, check_memory};
 use rankwise_core::backend::{Counts, RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
+use rankwise_core::descriptor;
 use rankwise_core::{Capabilities, Error, ErrorKind, Group, MemorySpace, OpKind, Queue, Result};
 use rankwise_world::Attachment;
 #[cfg(target_os = "linux")]

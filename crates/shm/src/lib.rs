@@ -5,7 +5,7 @@
 //!
 //! - `ctl` and `sync`: the protocol core, run under loom by `models`;
 //! - `layout`, `segment`, `alloc`: the memory;
-//! - `comm`, `waiting`, `pause`, `futex`, `descriptor`, `failure`, `exit`: one communicator, its waits and failures;
+//! - `comm`, `waiting`, `pause`, `futex`, `failure`, `exit`: one communicator, its waits and failures;
 //! - `ops`: how each operation moves data; `queue`: started calls;
 //! - `communicator`, `backend`, `rank_state`: the backend interface.
 //!
@@ -24,8 +24,6 @@ mod comm;
 mod communicator;
 #[cfg_attr(loom, allow(dead_code))]
 mod ctl;
-#[cfg(not(loom))]
-mod descriptor;
 #[cfg(not(loom))]
 mod exit;
 #[cfg(not(loom))]

@@ -2,10 +2,10 @@
 
 use crate::comm::{Comm, MAIL};
 use crate::ctl::{Poison, PoisonKind};
-use crate::descriptor;
 use crate::failure::{left_error, lost_error};
 use crate::futex;
 use crate::pause::{Pause, Step};
+use rankwise_core::descriptor;
 use rankwise_core::{Error, ErrorKind, Result};
 use rankwise_world::PeerStatus;
 use std::future::Future;

@@ -52,6 +52,7 @@ pub(crate) fn table() -> Capabilities {
         .with_spaces(true, false)
         .with_determinism(Determinism::Fixed)
         .with_deadline(DeadlineSupport::Enforced)
+        .with_agreement(true)
         .with_nonblocking(false, false)
         .with_max_bytes(MAX_BYTES)
 }

@@ -73,6 +73,7 @@ fn table_of_capabilities() -> Capabilities {
         .with_moves(DTypeSet::from_bits(DTypeSet::NUMERIC.bits() | DTypeSet::of(&[DType::Opaque]).bits()))
         .with_spaces(true, false)
         .with_deadline(DeadlineSupport::Enforced)
+        .with_agreement(true)
         .with_threshold("made up", 300)
 }
 

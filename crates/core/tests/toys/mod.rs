@@ -75,6 +75,7 @@ pub(crate) fn offers(determinism: Determinism, alloc: bool) -> Capabilities {
         .with_spaces(true, false)
         .with_determinism(determinism)
         .with_deadline(rankwise_core::DeadlineSupport::Enforced)
+        .with_agreement(true)
         .with_nonblocking(true, alloc)
         .with_max_bytes(1 << 30)
 }

@@ -2,10 +2,10 @@
 
 use crate::comm::Comm;
 use crate::ctl::{PoisonKind, acquired};
-use crate::descriptor::{self, Words};
 use crate::layout::MAIL_HEADER;
 use crate::sync::store_then_fence;
 use rankwise_core::backend::RawCall;
+use rankwise_core::descriptor::{self, Words};
 use rankwise_core::{Error, ErrorKind, OpKind, Result};
 use rankwise_reduce::copy::copy;
 use std::sync::atomic::Ordering;

@@ -10,9 +10,9 @@ mod small;
 mod streamed;
 
 use crate::comm::Comm;
-use crate::descriptor;
 use rankwise_core::Result;
 use rankwise_core::backend::RawCall;
+use rankwise_core::descriptor;
 use rankwise_core::op::OpKind;
 pub(crate) use shape::Shape;
 

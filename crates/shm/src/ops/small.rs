@@ -3,10 +3,10 @@
 use super::Op;
 use super::shape::{Shape, part};
 use crate::comm::Comm;
-use crate::descriptor::{self, Words};
 use crate::sync::PAYLOAD;
 use rankwise_core::Result;
 use rankwise_core::backend::RawCall;
+use rankwise_core::descriptor::{self, Words};
 use rankwise_core::op::OpKind;
 use rankwise_reduce::{Reducer, copy::copy};
 use std::time::Duration;

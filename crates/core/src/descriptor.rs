@@ -1,17 +1,17 @@
-//! Call descriptors: three words that all members must post alike, and the verdict when they don't.
+//! Call descriptors: three words that all members of a communicator say alike, and the verdict when they don't. For backends.
 
-use rankwise_core::backend::RawCall;
-use rankwise_core::{DType, Error, ErrorKind, Group, OpKind, ReduceOp};
+use crate::backend::RawCall;
+use crate::{DType, Error, ErrorKind, Group, OpKind, ReduceOp};
 
 /// First byte of the first word of a call that was refused above the backend.
 const REJECTED: u8 = 0xff;
 
 /// The three words of a posted call.
-pub(crate) type Words = [u64; 3];
+pub type Words = [u64; 3];
 
 /// The words of a call. `launch` is 0 for a call by itself, else the same for all members that launch the same calls.
 #[inline]
-pub(crate) fn words(call: &RawCall<'_>, launch: u64) -> Words {
+pub fn words(call: &RawCall<'_>, launch: u64) -> Words {
     let op = call.op.map_or(0, |op| op.index() as u64 + 1);
     let root = if matches!(call.kind, OpKind::Send | OpKind::Recv) { 0 } else { call.root as u64 };
     let mut check = mix(call.elem_size as u64, launch);
@@ -30,7 +30,7 @@ pub(crate) fn words(call: &RawCall<'_>, launch: u64) -> Words {
 }
 
 /// What identifies a launch of several calls, so that members with different ones part at the first, before data moves.
-pub(crate) fn launch(calls: &[RawCall<'_>]) -> u64 {
+pub fn launch(calls: &[RawCall<'_>]) -> u64 {
     if calls.len() == 1 {
         return 0;
     }
@@ -39,7 +39,7 @@ pub(crate) fn launch(calls: &[RawCall<'_>]) -> u64 {
 }
 
 /// The words of a refused call.
-pub(crate) fn rejected(kind: OpKind, why: &ErrorKind) -> Words {
+pub fn rejected(kind: OpKind, why: &ErrorKind) -> Words {
     [u64::from(REJECTED) | (kind as u64) << 8, reason_code(why), 0]
 }
 
@@ -63,7 +63,7 @@ const REASONS: [&str; 7] = [
 ];
 
 /// A descriptor in words, for errors.
-pub(crate) fn describe(words: Words) -> String {
+pub fn describe(words: Words) -> String {
     let kind = |tag: u64| OpKind::from_tag(tag as u8).map_or("an unknown operation", OpKind::name);
     if words[0] as u8 == REJECTED {
         return format!("{} (refused)", kind(words[0] >> 8 & 0xff));
@@ -84,12 +84,12 @@ pub(crate) fn describe(words: Words) -> String {
 }
 
 /// Whether a call was refused above the backend, and why.
-pub(crate) fn refusal(words: Words) -> Option<&'static str> {
+pub fn refusal(words: Words) -> Option<&'static str> {
     (words[0] as u8 == REJECTED).then(|| REASONS.get(words[1] as usize).copied().unwrap_or("an error"))
 }
 
 /// What all members conclude from the same n descriptors, at least two of which differ.
-pub(crate) fn verdict(group: &Group, me: usize, all: &[Words]) -> Error {
+pub fn verdict(group: &Group, me: usize, all: &[Words]) -> Error {
     let rejecting: Vec<usize> = (0..all.len()).filter(|q| all[*q][0] as u8 == REJECTED).collect();
     let global = |q: &usize| group.global(*q).unwrap_or(usize::MAX);
     if let Some(first) = rejecting.first() {
@@ -128,7 +128,7 @@ pub(crate) fn verdict(group: &Group, me: usize, all: &[Words]) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rankwise_core::backend::Counts;
+    use crate::backend::Counts;
 
     fn call(kind: OpKind, count: usize) -> RawCall<'static> {
         let mut call = RawCall::new(kind, DType::F32, count);

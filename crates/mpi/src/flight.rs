@@ -1,0 +1,182 @@
+//! A started call: its request, and everything that has to stay where it is until MPI has finished with it.
+
+use crate::api::{Api, Request, Status};
+use crate::channel::{Channel, DATA, lock};
+use crate::native::{Arguments, Integers};
+use crate::room::Room;
+use crate::way::{self, After};
+use rankwise_core::backend::RawCall;
+use rankwise_core::{OpKind, Result};
+use std::ffi::c_int;
+use std::sync::Arc;
+
+/// One call in MPI's hands. Dropped unfinished, it leaks what MPI may still use.
+pub(crate) struct Flight<A: Api> {
+    channel: Arc<Channel<A>>,
+    request: Request<A>,
+    done: bool,
+    /// Leaked when MPI keeps it. `None` only while it is dropped.
+    kept: Option<Box<Kept>>,
+    after: After,
+    /// Of a receive: what it waits for.
+    expected: Option<(Arguments<A>, Expected)>,
+    /// The result's place, when MPI writes into staging instead.
+    deliver: Option<(*const u8, *mut u8, usize)>,
+}
+
+/// What MPI uses beside the caller's buffers.
+#[derive(Default)]
+struct Kept {
+    room: Room,
+    ints: Integers,
+    src: Room,
+    dst: Room,
+}
+
+#[derive(Clone, Copy)]
+struct Expected {
+    peer: usize,
+    bytes: usize,
+}
+
+// SAFETY: the pointers are the caller's lent buffers and memory of its own; whoever holds the flight is the only one who
+// uses them, as `RawCommunicator::start` demands.
+unsafe impl<A: Api> Send for Flight<A> {}
+
+impl<A: Api> Flight<A> {
+    /// Starts a call. With `staged` MPI never sees the caller's buffers, so that the call can be given up.
+    ///
+    /// # Safety
+    ///
+    /// The buffers are valid and nobody else's until the flight has landed, or, staged, until it is given up.
+    pub(crate) unsafe fn start(channel: &Arc<Channel<A>>, call: &RawCall<'_>, staged: bool) -> Result<Flight<A>> {
+        let mut kept = Box::<Kept>::default();
+        let mut call = *call;
+        let mut deliver = None;
+        if staged {
+            // SAFETY: the caller's promise.
+            deliver = unsafe { stage(&mut call, &mut kept) }?;
+        }
+        let mut flight = Flight {
+            channel: channel.clone(),
+            request: channel.library.api.request_null(),
+            done: false,
+            kept: None,
+            after: After::Nothing,
+            expected: None,
+            deliver,
+        };
+        // SAFETY: the caller's promise, or memory that the flight keeps.
+        let code = unsafe {
+            match call.kind {
+                OpKind::Send | OpKind::Recv => flight.message(&call)?,
+                _ => {
+                    let place = (channel.size(), channel.me);
+                    let Kept { room, ints, .. } = &mut *kept;
+                    let way = way::decide(&channel.library, &call, place, channel.fixed(), room, ints)?;
+                    flight.after = way.after;
+                    channel.launch(&call, &way, ints, Some(&mut flight.request))
+                }
+            }
+        };
+        flight.kept = Some(kept);
+        if code == 0 {
+            return Ok(flight);
+        }
+        flight.done = true;
+        Err(channel.failed(code))
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Flight::start`].
+    unsafe fn message(&mut self, call: &RawCall<'_>) -> Result<c_int> {
+        let channel = &self.channel;
+        let piece = way::message(&channel.library, call)?;
+        let (api, peer) = (&channel.library.api, call.root as c_int);
+        // SAFETY: the caller's promise.
+        Ok(unsafe {
+            if call.kind == OpKind::Send {
+                api.isend(piece.src.cast(), piece.count, piece.datatype, peer, DATA, channel.comm, &mut self.request)
+            } else {
+                let dst = piece.dst.cast();
+                let code = api.irecv(dst, piece.count, piece.datatype, peer, DATA, channel.comm, &mut self.request);
+                self.expected = Some((piece, Expected { peer: call.root, bytes: call.dst.bytes }));
+                code
+            }
+        })
+    }
+
+    /// Whether MPI has finished; then the result is in the caller's buffer.
+    pub(crate) fn test(&mut self) -> Result<bool> {
+        if self.done {
+            return Ok(true);
+        }
+        let mut status = Status::default();
+        let mut flag = 0;
+        // SAFETY: the request is ours and not finished.
+        let code = unsafe { self.channel.library.api.test(&mut self.request, &mut flag, &mut status) };
+        if code != 0 {
+            // MPI has finished with a request that failed.
+            self.done = true;
+            return Err(self.channel.failed(code));
+        }
+        if flag == 0 {
+            return Ok(false);
+        }
+        self.done = true;
+        if let Some((piece, expected)) = self.expected.take() {
+            self.channel.all_arrived(&status, &piece, expected.peer, expected.bytes)?;
+        }
+        let mut scratch = lock(&self.channel.scratch);
+        // SAFETY: finished; the memory is kept.
+        unsafe {
+            self.after.finish(&mut scratch.members);
+            if let Some((from, to, bytes)) = self.deliver.take() {
+                std::ptr::copy_nonoverlapping(from, to, bytes);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether MPI uses nothing of the caller's any more.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.done
+    }
+}
+
+/// Puts staging in the place of the caller's buffers; what is to be copied when it is over.
+///
+/// # Safety
+///
+/// The source is valid.
+unsafe fn stage(call: &mut RawCall<'_>, kept: &mut Kept) -> Result<Option<(*const u8, *mut u8, usize)>> {
+    let (src, dst) = (call.src, call.dst);
+    if src.bytes > 0 {
+        let staged = kept.src.of(src.bytes)?;
+        // SAFETY: the caller's promise; the staging is as long and apart.
+        unsafe { std::ptr::copy_nonoverlapping(src.ptr, staged, src.bytes) };
+        call.src.ptr = staged;
+    }
+    if dst.bytes == 0 {
+        return Ok(None);
+    }
+    let staged = kept.dst.of(dst.bytes)?;
+    if call.kind == OpKind::Broadcast && src.bytes > 0 {
+        // The root's data is both.
+        call.dst.ptr = call.src.ptr;
+        return Ok(None);
+    }
+    call.dst.ptr = staged;
+    Ok(Some((staged.cast_const(), dst.ptr, dst.bytes)))
+}
+
+impl<A: Api> Drop for Flight<A> {
+    fn drop(&mut self) {
+        if !self.done {
+            // MPI may still read and write it, and nothing tells when it stops.
+            std::mem::forget(self.kept.take());
+            self.channel.library.mark_broken();
+        }
+    }
+}
