@@ -156,6 +156,9 @@ impl<'a> Joined<'a> {
 }
 
 fn run_one(ctx: &mut Ctx<'_>, case: &Case) -> Ending {
+    if let Some(what) = cases::conditions::missing(case.id, ctx.capabilities()) {
+        return Ending::Unsupported(format!("not in the capability table: {what}"));
+    }
     let missing: Vec<_> = case.needs.iter().filter(|need| !need.is_met(ctx.capabilities())).copied().collect();
     let body = |ctx: &mut Ctx<'_>| -> CaseResult {
         if missing.is_empty() {

@@ -12,6 +12,7 @@ use rankwise_core::{
 };
 use rankwise_world::{Attachment, Driver, Placement, ProbeReport, World};
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -160,17 +161,20 @@ unsafe impl<A: Api> RawBackend for MpiBackend<A> {
         if group.len() > MOST_MEMBERS {
             return Err(Error::invalid(format!("a group of {} members is too long", group.len())));
         }
-        self.meet(spec, deadline)?;
-        let comm = self.create(spec)?;
+        let id = self.meet(spec, deadline)?;
+        self.library.expect_post(id);
+        let comm = self.create(spec).inspect_err(|_| self.library.refuse_post(id))?;
         let channel = Arc::new(Channel::new(
             self.library.clone(),
             comm,
             spec.clone(),
+            id,
             me,
             table(&self.settings),
             self.settings.clone(),
             self.world.clone(),
         ));
+        self.library.deliver_post(id, Arc::downgrade(&channel));
         let watched: Weak<dyn Watched> = Arc::downgrade(&channel) as _;
         watch::watch(watched);
         Ok(Arc::new(MpiCommunicator(channel)))
@@ -178,8 +182,9 @@ unsafe impl<A: Api> RawBackend for MpiBackend<A> {
 }
 
 impl<A: Api> MpiBackend<A> {
-    /// All members are there, and mean the same: MPI itself would wait for ever for one that is not.
-    fn meet(&self, spec: &CommSpec, deadline: Duration) -> Result<()> {
+    /// All members are there, and mean the same: MPI itself would wait for ever for one that is not. Returns a number that no other
+    /// communicator has.
+    fn meet(&self, spec: &CommSpec, deadline: Duration) -> Result<u64> {
         let group = &spec.group;
         let key = format!("{}/comm/{:x}/{group:?}/{:x}", self.name, spec.tag, group.stable_hash());
         let what = match spec.tag {
@@ -190,8 +195,16 @@ impl<A: Api> MpiBackend<A> {
             "protocol {PROTOCOL}, check {}, determinism {:?}, deadline {:?}",
             spec.check, spec.determinism, self.settings.deadline
         );
-        let parts = self.world.store().exchange(&key, &what, group, ours.as_bytes(), Attachment::None, deadline)?;
-        for (member, (theirs, _)) in parts.iter().enumerate() {
+        static MADE: AtomicU64 = AtomicU64::new(0);
+        // The first member's count of the communicators that it has made, and who that is.
+        let mine = (self.rank() as u64) << 40 | MADE.fetch_add(1, Ordering::Relaxed);
+        let mut payload = mine.to_le_bytes().to_vec();
+        payload.extend(ours.as_bytes());
+        let parts = self.world.store().exchange(&key, &what, group, &payload, Attachment::None, deadline)?;
+        let mut id = None;
+        for (member, (payload, _)) in parts.iter().enumerate() {
+            let (number, theirs) = payload.split_first_chunk().unwrap_or((&[0; 8], payload));
+            id = id.or(Some(u64::from_le_bytes(*number)));
             if theirs != ours.as_bytes() {
                 let theirs = String::from_utf8_lossy(theirs).into_owned();
                 return Err(Error::new(
@@ -201,7 +214,7 @@ impl<A: Api> MpiBackend<A> {
                 .with_peers(group.global(member)));
             }
         }
-        Ok(())
+        Ok(id.unwrap_or(mine))
     }
 
     fn create(&self, spec: &CommSpec) -> Result<crate::api::Comm<A>> {

@@ -1,23 +1,30 @@
 //! One communicator on this rank: what all its parts share.
 
-use crate::api::{Api, Comm, Named, Request, Status};
+use crate::api::{Api, Comm, Request, Status};
 use crate::library::Library;
 use crate::native::{self, Integers};
+use crate::post::Word;
+use crate::queue;
 use crate::room::Room;
 use crate::watch::{Call, Watched};
 use crate::way::{self, Way};
 use rankwise_core::backend::{CommSpec, RawCall, RawWork};
 use rankwise_core::{Capabilities, Determinism, Error, ErrorKind, OnStuck, OpKind, Result, Settings};
-use rankwise_world::World;
+use rankwise_world::{PeerStatus, World};
 use std::any::Any;
+use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Tags of messages between two members.
 pub(crate) const DATA: c_int = 1;
 pub(crate) const HEADER: c_int = 2;
-pub(crate) const NOTICE: c_int = 3;
+pub(crate) const MEET: c_int = 4;
+
+/// How often a waiting rank asks whether its members live.
+const BETWEEN_QUESTIONS: Duration = Duration::from_millis(10);
 
 /// What blocking calls use again.
 #[derive(Default)]
@@ -47,6 +54,17 @@ pub(crate) struct Channel<A: Api> {
     pub(crate) scratch: Mutex<Scratch>,
     /// Work whose handle is gone, and what its buffers live in.
     pub(crate) detached: Mutex<Vec<Detached>>,
+    /// Check mode: what waits for the members, in order.
+    pub(crate) pending: Mutex<VecDeque<queue::Shared<A>>>,
+    /// Check mode: messages so far to and from each member.
+    pub(crate) mail: Mutex<Vec<(u64, u64)>>,
+    /// When the members were last asked for.
+    asked: Mutex<Option<Instant>>,
+    /// Distinguishes it from every other communicator of the job.
+    id: u64,
+    /// Members that use it no more.
+    left: Mutex<Vec<usize>>,
+    kept: AtomicBool,
 }
 
 type Detached = (Box<dyn RawWork>, Box<dyn Any + Send>);
@@ -65,11 +83,13 @@ impl<A: Api> Channel<A> {
         library: Arc<Library<A>>,
         comm: Comm<A>,
         spec: CommSpec,
+        id: u64,
         me: usize,
         capabilities: Capabilities,
         settings: Settings,
         world: World,
     ) -> Channel<A> {
+        let members = spec.group.len();
         Channel {
             library,
             comm,
@@ -84,6 +104,12 @@ impl<A: Api> Channel<A> {
             cause: Mutex::new(None),
             scratch: Mutex::default(),
             detached: Mutex::default(),
+            pending: Mutex::default(),
+            mail: Mutex::new(vec![(0, 0); members]),
+            asked: Mutex::default(),
+            id,
+            left: Mutex::default(),
+            kept: AtomicBool::new(false),
         }
     }
 
@@ -189,27 +215,43 @@ impl<A: Api> Channel<A> {
         if self.broken.load(Ordering::Acquire) {
             return;
         }
-        let by = self.library.rank;
-        self.poison(aborted(by));
-        self.tell(by);
+        self.poison(Word::Aborted.error(self.library.rank));
+        self.tell(Word::Aborted);
     }
 
-    /// Sends a notice to all other members, and does not wait.
-    fn tell(&self, by: usize) {
-        let text: &'static [u64; 1] = Box::leak(Box::new([by as u64]));
-        for peer in (0..self.size()).filter(|peer| *peer != self.me) {
-            let mut request = self.library.api.request_null();
-            // SAFETY: the text lives for ever, as does a request that nobody waits for.
-            unsafe {
-                let (to, datatype) = (peer as c_int, self.library.named(Named::U64));
-                self.library.api.isend(text.as_ptr().cast(), 1, datatype, to, NOTICE, self.comm, &mut request);
+    /// Tells all other members, without waiting.
+    pub(crate) fn tell(&self, word: Word) {
+        for rank in self.spec.group.ranks().filter(|rank| *rank != self.library.rank) {
+            self.library.tell(rank, word, self.id);
+        }
+    }
+
+    /// A member has told something.
+    pub(crate) fn hear(&self, word: Word, by: usize) {
+        match (word, self.spec.group.position(by)) {
+            (_, None) => {}
+            (Word::Left, Some(position)) => lock(&self.left).push(position),
+            _ => {
+                self.library.mark_broken();
+                self.poison(word.error(by));
             }
         }
     }
 
-    /// Looks for what ends a wait: an abort of a peer.
+    /// The members that have left.
+    pub(crate) fn left(&self) -> Vec<usize> {
+        lock(&self.left).clone()
+    }
+
+    /// MPI may get messages for it that nobody takes: it is never freed.
+    pub(crate) fn keep(&self) {
+        self.kept.store(true, Ordering::Relaxed);
+    }
+
+    /// Looks for what ends a wait: the abort or the death of a peer.
     pub(crate) fn interrupted(&self) -> Result<()> {
-        self.look_for_notice();
+        self.library.collect();
+        self.look_for_the_dead();
         if self.broken.load(Ordering::Acquire) {
             let cause = lock(&self.cause).clone();
             return Err(cause.unwrap_or_else(|| self.poisoned()));
@@ -217,22 +259,22 @@ impl<A: Api> Channel<A> {
         Ok(())
     }
 
-    fn look_for_notice(&self) {
-        let mut flag = 0;
-        let mut message = std::mem::MaybeUninit::uninit();
-        let mut status = Status::default();
-        let mut by = [u64::MAX; 1];
-        let (api, any) = (&self.library.api, self.library.constants.any_source);
-        // SAFETY: a message that was found is received into a place of its length.
-        unsafe {
-            let code = api.improbe(any, NOTICE, self.comm, &mut flag, message.as_mut_ptr(), &mut status);
-            if code != 0 || flag == 0 {
+    fn look_for_the_dead(&self) {
+        {
+            let mut asked = lock(&self.asked);
+            if asked.is_some_and(|when| when.elapsed() < BETWEEN_QUESTIONS) {
                 return;
             }
-            api.mrecv(by.as_mut_ptr().cast(), 1, self.library.named(Named::U64), message.as_mut_ptr(), &mut status);
+            *asked = Some(Instant::now());
         }
-        self.library.mark_broken();
-        self.poison(aborted(by[0] as usize));
+        let liveness = self.world.liveness();
+        let gone: Vec<usize> =
+            self.spec.group.ranks().filter(|rank| liveness.status(*rank) == PeerStatus::Gone).collect();
+        if !gone.is_empty() && !self.broken.load(Ordering::Acquire) {
+            self.library.mark_broken();
+            let text = format!("the processes of the ranks {gone:?} have ended; look at their output");
+            self.poison(Error::new(ErrorKind::PeerLost, text).with_peers(gone));
+        }
     }
 
     /// Sends or receives to the end.
@@ -280,12 +322,6 @@ impl<A: Api> Channel<A> {
     }
 }
 
-#[cold]
-fn aborted(by: usize) -> Error {
-    Error::new(ErrorKind::Aborted, format!("rank {by} called abort; make another communicator to go on"))
-        .with_peers([by])
-}
-
 impl<A: Api> Watched for Channel<A> {
     fn call(&self) -> &Call {
         &self.call
@@ -300,13 +336,14 @@ impl<A: Api> Watched for Channel<A> {
     }
 
     fn aborted(&self) -> bool {
-        self.look_for_notice();
+        self.library.collect();
         self.broken.load(Ordering::Acquire)
     }
 }
 
 impl<A: Api> Drop for Channel<A> {
     fn drop(&mut self) {
+        self.library.refuse_post(self.id);
         for (mut work, owned) in std::mem::take(&mut *lock(&self.detached)) {
             if !work.test().unwrap_or(false) {
                 // MPI may use it for as long as the process lives.
@@ -322,8 +359,13 @@ impl<A: Api> Drop for Channel<A> {
         unsafe {
             self.library.api.finalized(&mut finalized);
             if finalized == 0 {
-                let mut comm = self.comm;
-                self.library.api.comm_free(&mut comm);
+                if self.spec.check {
+                    self.tell(Word::Left);
+                }
+                if !self.kept.load(Ordering::Relaxed) {
+                    let mut comm = self.comm;
+                    self.library.api.comm_free(&mut comm);
+                }
             }
         }
     }

@@ -2,11 +2,13 @@
 
 use crate::api::Api;
 use crate::channel::Channel;
-use crate::work::Started;
+use crate::header::Header;
+use crate::meeting::Meeting;
+use crate::work::{Started, numbered};
 use rankwise_core::backend::{RawCall, RawCommunicator, RawSegment, RawWork, Refusal};
 use rankwise_core::{Capabilities, DeadlineMode, Error, ErrorKind, Group, MemorySpace, OpKind, Queue, Result};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub(crate) struct MpiCommunicator<A: Api>(pub(crate) Arc<Channel<A>>);
 
@@ -17,19 +19,58 @@ impl<A: Api> MpiCommunicator<A> {
 
     /// # Safety
     ///
+    /// As for [`RawCommunicator::start`].
+    unsafe fn begin(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<Started<A>> {
+        if self.0.spec.check || self.enforces() {
+            self.0.library.collect();
+        }
+        self.0.usable()?;
+        if self.0.spec.check && !matches!(calls, [RawCall { kind: OpKind::Send | OpKind::Recv, .. }]) {
+            return Started::meet(&self.0, calls, deadline, self.enforces(), false);
+        }
+        // SAFETY: the caller's promise.
+        unsafe { Started::start(&self.0, calls, deadline, self.enforces()) }
+    }
+
+    /// Waits until all members have come with the same calls, then runs them.
+    ///
+    /// # Safety
+    ///
+    /// As for [`RawCommunicator::run`].
+    unsafe fn checked(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
+        let begun = Instant::now();
+        self.0.library.collect();
+        self.0.usable()?;
+        if matches!(calls, [RawCall { kind: OpKind::Send | OpKind::Recv, .. }]) {
+            // SAFETY: the caller's promise.
+            let message = unsafe { Started::start(&self.0, calls, deadline, true) }?;
+            return message.finish(deadline);
+        }
+        Started::meet(&self.0, calls, deadline, false, true)?.finish(deadline)?;
+        for call in calls {
+            // SAFETY: the caller's promise.
+            unsafe { self.watched(call, deadline.saturating_sub(begun.elapsed())) }?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    ///
     /// As for [`RawCommunicator::run`].
     #[inline]
     unsafe fn watched(&self, call: &RawCall<'_>, deadline: Duration) -> Result<()> {
         let channel = &self.0;
         channel.usable()?;
-        let _noted = channel.call.note(call.kind, channel.next(), deadline);
+        let sequence = channel.next();
+        let _noted = channel.call.note(call.kind, sequence, deadline);
         // SAFETY: the caller's promise.
-        unsafe {
+        let result = unsafe {
             match call.kind {
                 OpKind::Send | OpKind::Recv => channel.point_to_point(call),
                 _ => channel.collective(call),
             }
-        }
+        };
+        result.map_err(|error| numbered(error, sequence))
     }
 }
 
@@ -46,15 +87,13 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
 
     #[inline]
     unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
+        if self.0.spec.check && !self.enforces() {
+            // SAFETY: the caller's promise.
+            return unsafe { self.checked(calls, deadline) };
+        }
         if self.enforces() {
             // SAFETY: the caller's promise.
-            let mut work = unsafe { self.start(calls, Queue::Host, deadline) }?;
-            let result = work.wait(deadline);
-            if result.is_err() {
-                // Staged, so that this lets go of the caller's memory.
-                work.cancel();
-            }
-            return result;
+            return unsafe { self.begin(calls, deadline) }?.finish(deadline);
         }
         for call in calls {
             // SAFETY: the caller's promise.
@@ -64,15 +103,26 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
     }
 
     unsafe fn start(&self, calls: &[RawCall<'_>], _queue: Queue, deadline: Duration) -> Result<Box<dyn RawWork>> {
-        self.0.usable()?;
-        self.0.next();
         // SAFETY: the caller's promise.
-        let started = unsafe { Started::start(&self.0, calls, deadline, self.enforces()) }?;
-        Ok(Box::new(started))
+        Ok(Box::new(unsafe { self.begin(calls, deadline) }?))
     }
 
     fn reject(&self, refusal: &Refusal<'_>) {
-        if self.0.usable().is_err() || is_alike_everywhere(refusal.why.kind()) {
+        if self.0.usable().is_err() {
+            return;
+        }
+        if self.0.spec.check {
+            let (kind, why) = (refusal.kind, refusal.why.kind());
+            let told = match refusal.peer {
+                Some(peer) => Header::refuse(&self.0, kind, peer, why),
+                None => Meeting::of_refusal(&self.0, kind, why).map(|meeting| self.0.queue_refusal(meeting)),
+            };
+            if let Err(error) = told {
+                self.0.poison(error);
+            }
+            return;
+        }
+        if is_alike_everywhere(refusal.why.kind()) {
             return;
         }
         // The peers can't be told: this rank's next call would meet the one that it refused.
@@ -95,10 +145,7 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
     fn finalize(&self, deadline: Duration) -> Result<()> {
         let barrier = RawCall::new(OpKind::Barrier, rankwise_core::DType::U8, 0);
         // SAFETY: a barrier has no buffers.
-        let mut work = unsafe { self.start(&[barrier], Queue::Host, deadline) }?;
-        work.wait(deadline).inspect_err(|_| {
-            work.cancel();
-        })
+        unsafe { self.begin(&[barrier], deadline) }?.finish(deadline)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::api::{Api, Request, Status};
 use crate::channel::{Channel, DATA, lock};
+use crate::header::Header;
 use crate::native::{Arguments, Integers};
 use crate::room::Room;
 use crate::way::{self, After};
@@ -20,6 +21,8 @@ pub(crate) struct Flight<A: Api> {
     after: After,
     /// Of a receive: what it waits for.
     expected: Option<(Arguments<A>, Expected)>,
+    /// Check mode: what is said before a message, while it is not known.
+    header: Option<Header<A>>,
     /// The result's place, when MPI writes into staging instead.
     deliver: Option<(*const u8, *mut u8, usize)>,
 }
@@ -64,6 +67,7 @@ impl<A: Api> Flight<A> {
             kept: None,
             after: After::Nothing,
             expected: None,
+            header: None,
             deliver,
         };
         // SAFETY: the caller's promise, or memory that the flight keeps.
@@ -91,16 +95,33 @@ impl<A: Api> Flight<A> {
     ///
     /// As for [`Flight::start`].
     unsafe fn message(&mut self, call: &RawCall<'_>) -> Result<c_int> {
+        if self.channel.spec.check {
+            let header = Header::open(&self.channel, call)?;
+            if call.kind == OpKind::Recv {
+                self.header = Some(header);
+                return Ok(0);
+            }
+            // SAFETY: the caller's promise.
+            return unsafe { self.data(call, header.tag) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.data(call, DATA) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Flight::start`].
+    unsafe fn data(&mut self, call: &RawCall<'_>, tag: c_int) -> Result<c_int> {
         let channel = &self.channel;
         let piece = way::message(&channel.library, call)?;
-        let (api, peer) = (&channel.library.api, call.root as c_int);
+        let (api, peer, request) = (&channel.library.api, call.root as c_int, &mut self.request);
         // SAFETY: the caller's promise.
         Ok(unsafe {
             if call.kind == OpKind::Send {
-                api.isend(piece.src.cast(), piece.count, piece.datatype, peer, DATA, channel.comm, &mut self.request)
+                api.isend(piece.src.cast(), piece.count, piece.datatype, peer, tag, channel.comm, request)
             } else {
                 let dst = piece.dst.cast();
-                let code = api.irecv(dst, piece.count, piece.datatype, peer, DATA, channel.comm, &mut self.request);
+                let code = api.irecv(dst, piece.count, piece.datatype, peer, tag, channel.comm, request);
                 self.expected = Some((piece, Expected { peer: call.root, bytes: call.dst.bytes }));
                 code
             }
@@ -111,6 +132,25 @@ impl<A: Api> Flight<A> {
     pub(crate) fn test(&mut self) -> Result<bool> {
         if self.done {
             return Ok(true);
+        }
+        if let Some(header) = &mut self.header {
+            match header.poll(&self.channel) {
+                Ok(None) => return Ok(false),
+                Ok(Some((call, tag))) => {
+                    self.header = None;
+                    // SAFETY: the buffers are lent to this flight.
+                    let code = unsafe { self.data(&call, tag) }?;
+                    if code != 0 {
+                        self.done = true;
+                        return Err(self.channel.failed(code));
+                    }
+                }
+                Err(error) => {
+                    // No data is on its way into the buffer.
+                    (self.header, self.done) = (None, true);
+                    return Err(error);
+                }
+            }
         }
         let mut status = Status::default();
         let mut flag = 0;
@@ -141,7 +181,7 @@ impl<A: Api> Flight<A> {
 
     /// Whether MPI uses nothing of the caller's any more.
     pub(crate) fn is_idle(&self) -> bool {
-        self.done
+        self.done || self.header.is_some()
     }
 }
 
@@ -173,7 +213,7 @@ unsafe fn stage(call: &mut RawCall<'_>, kept: &mut Kept) -> Result<Option<(*cons
 
 impl<A: Api> Drop for Flight<A> {
     fn drop(&mut self) {
-        if !self.done {
+        if !self.is_idle() {
             // MPI may still read and write it, and nothing tells when it stops.
             std::mem::forget(self.kept.take());
             self.channel.library.mark_broken();

@@ -23,13 +23,21 @@ mod communicator;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod flight;
 #[cfg(any(feature = "linked", feature = "abi"))]
+mod header;
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod library;
 #[cfg(feature = "linked")]
 mod linked;
 #[cfg(any(feature = "linked", feature = "abi"))]
+mod meeting;
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod native;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod operators;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod post;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod queue;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod room;
 #[cfg(any(feature = "linked", feature = "abi"))]

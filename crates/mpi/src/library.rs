@@ -1,12 +1,15 @@
 //! The MPI of this process: started once, asked who we are, ended at exit.
 
 use crate::api::{Api, Comm, Constants, Datatype, Named, Op, Status};
+use crate::channel::Channel;
 use crate::operators;
+use crate::post::Post;
 use rankwise_core::{DType, Error, ErrorKind, ReduceOp, Result};
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 /// Which driver of this crate has started MPI in this process: two libraries can't share one.
 static IN_USE: Mutex<Option<&'static str>> = Mutex::new(None);
@@ -24,14 +27,20 @@ pub(crate) struct Library<A: Api> {
     named: [Datatype<A>; 10],
     /// Our own reductions, by type and operator.
     operators: Vec<Option<Op<A>>>,
-    /// A communicator broke while calls were in it: ending MPI would wait for them.
+    /// A communicator broke while calls were in it.
     broken: AtomicBool,
+    /// Communicators with calls that wait for their members.
+    pub(crate) pending: Mutex<Vec<Weak<Channel<A>>>>,
+    pub(crate) post: Post<A>,
 }
 
 // SAFETY: handles are names that any thread may use (the thread level is MPI_THREAD_MULTIPLE).
 unsafe impl<A: Api> Send for Library<A> {}
 // SAFETY: as above.
 unsafe impl<A: Api> Sync for Library<A> {}
+
+/// How long MPI may take to end after a communicator broke.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What MPI is asked to return.
 fn zeroed() -> c_int {
@@ -90,6 +99,8 @@ impl<A: Api> Library<A> {
             size: size as usize,
             world: dup,
             broken: AtomicBool::new(false),
+            pending: Mutex::default(),
+            post: Post::default(),
             api,
             version,
             constants,
@@ -152,15 +163,28 @@ impl<A: Api> Library<A> {
         self.broken.store(true, Ordering::Relaxed);
     }
 
-    /// At the end of the process: says goodbye to MPI unless calls may still be in it or the process has failed.
+    /// At the end of the process: says goodbye to MPI, unless the process has failed: then its launcher ends the others, which MPI's goodbye
+    /// would wait for.
     pub(crate) fn end(&self, status: c_int) {
         let mut flag = zeroed();
         // SAFETY: may be called at any time after initialisation.
         unsafe { self.api.finalized(&mut flag) };
-        if flag == 0 && status == 0 && !self.broken.load(Ordering::Relaxed) {
-            // SAFETY: initialised by this crate, not finalised, and no call is in it.
-            unsafe { self.api.finalize() };
+        if flag != 0 || status != 0 {
+            return;
         }
+        if self.broken.load(Ordering::Relaxed) {
+            // A call that was given up, or a peer that is gone, may hold MPI up for ever.
+            let watch = std::thread::Builder::new().spawn(move || {
+                std::thread::sleep(PATIENCE);
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(status) }
+            });
+            if watch.is_err() {
+                return;
+            }
+        }
+        // SAFETY: initialised by this crate, and not finalised.
+        unsafe { self.api.finalize() };
     }
 }
 

@@ -4,7 +4,7 @@ use crate::api::{Api, Named};
 use crate::library::Library;
 use crate::native::{Arguments, Integers};
 use crate::room::Room;
-use rankwise_core::backend::{Counts, RawCall};
+use rankwise_core::backend::{Counts, RawBuf, RawCall};
 use rankwise_core::{DType, Error, ErrorKind, OpKind, ReduceOp, Result};
 use rankwise_reduce::Reducer;
 
@@ -82,8 +82,8 @@ pub(crate) unsafe fn decide<A: Api>(
     let mut way = Way {
         kind: call.kind,
         arguments: Arguments {
-            src: call.src.ptr,
-            dst: call.dst.ptr,
+            src: address(&call.src, 0),
+            dst: address(&call.dst, 1),
             count: count as i32,
             datatype: library.datatype(call.dtype),
             op: library.operator(call.dtype, if scaled { ReduceOp::Sum } else { op }),
@@ -106,6 +106,15 @@ pub(crate) unsafe fn decide<A: Api>(
         way.after = After::Move { from: call.src.ptr, bytes: call.dst.bytes, dst: call.dst.ptr };
     }
     Ok(way)
+}
+
+/// Two places that nobody reads or writes.
+static NOWHERE: [u64; 2] = [0; 2];
+
+/// Where a buffer begins; for an empty one a place of ours, since its address may mean something to MPI: Open MPI's `MPI_IN_PLACE` is
+/// 1, as is Rust's empty slice of bytes, and it takes equal addresses of source and destination for in place too.
+fn address(buffer: &RawBuf, place: usize) -> *mut u8 {
+    if buffer.bytes == 0 { std::ptr::from_ref(&NOWHERE[place]).cast_mut().cast() } else { buffer.ptr }
 }
 
 #[cold]
@@ -152,8 +161,8 @@ fn movement<A: Api>(library: &Library<A>, call: &RawCall<'_>, me: usize, ints: &
     Ok(Way {
         kind: call.kind,
         arguments: Arguments {
-            src: call.src.ptr,
-            dst: call.dst.ptr,
+            src: address(&call.src, 0),
+            dst: address(&call.dst, 1),
             count: (count * unit) as i32,
             datatype: library.named(name),
             op: None,

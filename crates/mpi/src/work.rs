@@ -3,6 +3,8 @@
 use crate::api::Api;
 use crate::channel::{Channel, lock};
 use crate::flight::Flight;
+use crate::post::Word;
+use crate::queue;
 use rankwise_core::backend::{RawCall, RawWork};
 use rankwise_core::{Error, ErrorKind, Queue, Result};
 use std::any::Any;
@@ -16,6 +18,10 @@ const SPINS: u32 = 2_000;
 pub(crate) struct Started<A: Api> {
     channel: Arc<Channel<A>>,
     flights: Vec<Flight<A>>,
+    /// Check mode: the calls, while they have not begun.
+    pending: Option<queue::Shared<A>>,
+    /// Number of the call.
+    sequence: u64,
     started: Instant,
     deadline: Duration,
     /// MPI has staging instead of the caller's buffers.
@@ -38,6 +44,8 @@ impl<A: Api> Started<A> {
         let mut started = Started {
             channel: channel.clone(),
             flights: Vec::with_capacity(calls.len()),
+            pending: None,
+            sequence: channel.next(),
             started: Instant::now(),
             deadline,
             staged,
@@ -57,12 +65,49 @@ impl<A: Api> Started<A> {
         Ok(started)
     }
 
+    /// Tells the members about calls, which begin when all have come; with `only_meet` they don't, and all is done when all have come.
+    pub(crate) fn meet(
+        channel: &Arc<Channel<A>>,
+        calls: &[RawCall<'_>],
+        deadline: Duration,
+        staged: bool,
+        only_meet: bool,
+    ) -> Result<Started<A>> {
+        let pending = Some(channel.queue(calls, staged, only_meet)?);
+        Ok(Started {
+            channel: channel.clone(),
+            flights: Vec::new(),
+            pending,
+            sequence: channel.next(),
+            started: Instant::now(),
+            deadline,
+            staged,
+            given_up: false,
+        })
+    }
+
     fn poll(&mut self) -> Result<bool> {
+        if self.channel.spec.check {
+            queue::advance_all(&self.channel.library);
+        }
+        if let Some(pending) = &self.pending {
+            let Some(begun) = lock(pending).take() else { return Ok(false) };
+            self.pending = None;
+            self.flights = begun?;
+        }
         let mut all = true;
         for flight in &mut self.flights {
             all &= flight.test()?;
         }
         Ok(all)
+    }
+
+    fn look(&mut self) -> Result<bool> {
+        if self.poll()? {
+            return Ok(true);
+        }
+        self.channel.interrupted()?;
+        if self.started.elapsed() >= self.deadline { Err(self.late()) } else { Ok(false) }
     }
 
     fn abandon_or_wait(&mut self) {
@@ -74,23 +119,38 @@ impl<A: Api> Started<A> {
     }
 
     fn is_idle(&self) -> bool {
-        self.given_up || self.flights.iter().all(Flight::is_idle)
+        self.given_up || self.pending.is_none() && self.flights.iter().all(Flight::is_idle)
     }
 
     #[cold]
     fn late(&self) -> Error {
-        self.channel.poison(
-            Error::new(
-                ErrorKind::Timeout,
-                "MPI has not finished the call within its deadline; which ranks are missing is not known without RANKWISE_CHECK=1",
-            )
-            .with_elapsed(self.started.elapsed()),
-        )
+        let waiting = self.pending.as_ref().and_then(|pending| lock(pending).late(&self.channel));
+        let error = waiting.unwrap_or_else(|| {
+            let text = "MPI has not finished the call within its deadline; which ranks are missing is not known, with \
+                        RANKWISE_CHECK=1 it mostly is";
+            Error::new(ErrorKind::Timeout, text)
+        });
+        let error = self.channel.poison(error.with_elapsed(self.started.elapsed()));
+        self.channel.tell(Word::Late);
+        error
     }
 }
 
 impl<A: Api> Started<A> {
+    /// Waits to the end, and lets go of the caller's memory on an error; for staged calls, or those without buffers.
+    pub(crate) fn finish(mut self, deadline: Duration) -> Result<()> {
+        let result = self.wait_until(deadline);
+        if result.is_err() {
+            self.cancel();
+        }
+        result
+    }
+
     fn wait_until(&mut self, deadline: Duration) -> Result<()> {
+        self.poll_until(deadline).map_err(|error| numbered(error, self.sequence))
+    }
+
+    fn poll_until(&mut self, deadline: Duration) -> Result<()> {
         let begun = Instant::now();
         let own = self.deadline.saturating_sub(self.started.elapsed());
         let limit = deadline.min(own);
@@ -116,14 +176,20 @@ impl<A: Api> Started<A> {
     }
 }
 
+/// The error with the number of its call, unless it comes from an earlier one.
+#[cold]
+pub(crate) fn numbered(error: Error, sequence: u64) -> Error {
+    if error.sequence().is_some() || error.kind() == &ErrorKind::Poisoned {
+        error
+    } else {
+        error.with_sequence(sequence)
+    }
+}
+
 // SAFETY: idle means that MPI has finished every call, or never had the caller's buffers.
 unsafe impl<A: Api> RawWork for Started<A> {
     fn test(&mut self) -> Result<bool> {
-        if self.poll()? {
-            return Ok(true);
-        }
-        self.channel.interrupted()?;
-        if self.started.elapsed() >= self.deadline { Err(self.late()) } else { Ok(false) }
+        self.look().map_err(|error| numbered(error, self.sequence))
     }
 
     fn wait(&mut self, deadline: Duration) -> Result<()> {
@@ -140,6 +206,14 @@ unsafe impl<A: Api> RawWork for Started<A> {
             return true;
         }
         self.channel.abort();
+        if let Some(pending) = self.pending.take() {
+            // Not begun: MPI has nothing of the caller's.
+            self.channel.forget(&pending);
+            if lock(&pending).take().is_none() {
+                self.given_up = true;
+                return true;
+            }
+        }
         if self.staged {
             // What MPI holds is leaked.
             self.flights.clear();

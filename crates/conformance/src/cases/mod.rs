@@ -4,6 +4,7 @@ mod all_gather;
 mod all_reduce;
 mod all_to_all;
 mod alloc;
+pub(crate) mod conditions;
 mod determinism;
 mod errors;
 mod every_kind;

@@ -37,6 +37,7 @@ pub fn tables(expected: &Expectations) -> Vec<(String, String)> {
             ("movement", moves),
             ("determinism", (if promise.fixed { "fixed" } else { "same topology" }).into()),
             ("deadline", (if promise.enforced { "enforced" } else { "watched" }).into()),
+            ("mismatches found and told", yes(promise.agreement).into()),
             ("start and scope", yes(promise.start).into()),
             ("alloc", yes(promise.alloc).into()),
             ("largest buffer", format!("{} bytes", promise.largest_buffer)),

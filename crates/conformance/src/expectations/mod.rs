@@ -12,6 +12,7 @@
 //! memory = ["host"]
 //! determinism = "same topology"   # or "fixed"
 //! deadline = "enforced"           # or "watched"
+//! agreement = true                # mismatches are found, refusals told
 //! start = false
 //! alloc = false
 //! largest_buffer = 1073741824     # bytes
@@ -72,7 +73,10 @@ struct Written {
 }
 
 /// The files of the backends of this workspace, by name.
-const BUILT_IN: [(&str, &str); 1] = [("expected/shm.toml", include_str!("../../expected/shm.toml"))];
+const BUILT_IN: [(&str, &str); 2] = [
+    ("expected/shm.toml", include_str!("../../expected/shm.toml")),
+    ("expected/mpi.toml", include_str!("../../expected/mpi.toml")),
+];
 
 impl Expectations {
     /// Reads the text of a file; `path` is for messages.

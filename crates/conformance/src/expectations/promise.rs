@@ -19,6 +19,7 @@ pub struct Promise {
     pub(super) cuda: bool,
     pub(super) fixed: bool,
     pub(super) enforced: bool,
+    pub(super) agreement: bool,
     pub(super) start: bool,
     pub(super) alloc: bool,
     pub(super) largest_buffer: u64,
@@ -35,6 +36,7 @@ pub(super) struct Written {
     memory: Vec<Spanned<String>>,
     determinism: Option<Spanned<String>>,
     deadline: Option<Spanned<String>>,
+    agreement: bool,
     start: bool,
     alloc: bool,
     largest_buffer: u64,
@@ -50,6 +52,7 @@ enum Types {
 impl Promise {
     pub(super) fn read(file: &File<'_>, written: &Written) -> Result<Promise> {
         let mut promise = Promise {
+            agreement: written.agreement,
             start: written.start,
             alloc: written.alloc,
             largest_buffer: written.largest_buffer,
@@ -141,6 +144,7 @@ impl Promise {
         require(table.has_space(MemorySpace::Cuda(0)), self.cuda, "cuda memory".into());
         require(table.determinism() >= Determinism::Fixed, self.fixed, "fixed determinism".into());
         require(table.deadline() == DeadlineSupport::Enforced, self.enforced, "enforced deadlines".into());
+        require(table.agreement(), self.agreement, "mismatches found and told".into());
         require(table.nonblocking(), self.start, "start and scope".into());
         require(table.alloc(), self.alloc, "alloc".into());
         let size = format!("buffers of {} bytes", self.largest_buffer);
