@@ -252,11 +252,15 @@ impl<A: Api> Channel<A> {
     pub(crate) fn interrupted(&self) -> Result<()> {
         self.library.collect();
         self.look_for_the_dead();
-        if self.broken.load(Ordering::Acquire) {
-            let cause = lock(&self.cause).clone();
-            return Err(cause.unwrap_or_else(|| self.poisoned()));
+        self.cause().map_or(Ok(()), Err)
+    }
+
+    /// What broke it, if anything did.
+    pub(crate) fn cause(&self) -> Option<Error> {
+        if !self.broken.load(Ordering::Acquire) {
+            return None;
         }
-        Ok(())
+        Some(lock(&self.cause).clone().unwrap_or_else(|| self.poisoned()))
     }
 
     fn look_for_the_dead(&self) {

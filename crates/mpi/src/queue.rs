@@ -111,8 +111,10 @@ pub(crate) fn advance_all<A: Api>(library: &crate::library::Library<A>) {
 impl<A: Api> Pending<A> {
     /// Whether it is over with it, one way or the other.
     fn advance(&mut self, channel: &Arc<Channel<A>>) -> bool {
-        if let Err(error) = channel.usable() {
-            self.outcome = Some(Err(error));
+        if let Some(cause) = channel.cause() {
+            // A peer that gave up knows less than this rank does of its own call: who has not come.
+            let own = (cause.kind() == &ErrorKind::Timeout).then(|| self.late(channel)).flatten();
+            self.outcome = Some(Err(own.unwrap_or(cause)));
             return true;
         }
         let Some(meeting) = &mut self.meeting else { return true };

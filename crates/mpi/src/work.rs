@@ -106,7 +106,7 @@ impl<A: Api> Started<A> {
         if self.poll()? {
             return Ok(true);
         }
-        self.channel.interrupted()?;
+        self.interrupted()?;
         if self.started.elapsed() >= self.deadline { Err(self.late()) } else { Ok(false) }
     }
 
@@ -120,6 +120,13 @@ impl<A: Api> Started<A> {
 
     fn is_idle(&self) -> bool {
         self.given_up || self.pending.is_none() && self.flights.iter().all(Flight::is_idle)
+    }
+
+    fn interrupted(&self) -> Result<()> {
+        self.channel.interrupted().map_err(|cause| {
+            let own = self.pending.as_ref().filter(|_| cause.kind() == &ErrorKind::Timeout);
+            own.and_then(|pending| lock(pending).late(&self.channel)).unwrap_or(cause)
+        })
     }
 
     #[cold]
@@ -167,7 +174,7 @@ impl<A: Api> Started<A> {
                 std::hint::spin_loop();
             }
             if looks.is_multiple_of(64) || !patient {
-                self.channel.interrupted()?;
+                self.interrupted()?;
                 if begun.elapsed() >= limit {
                     return Err(self.late());
                 }

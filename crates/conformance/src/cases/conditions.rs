@@ -5,26 +5,31 @@ use rankwise_core::{Capabilities, DeadlineSupport};
 /// Calls that don't fit together are found, and a refusal on one rank reaches the others without harm.
 const AGREEMENT: &[&str] = &[
     "MM-*", "ER-1", "ER-2", "ER-3", "ER-4", "ER-5", "ER-6", "AR-41", "AG-57", "RS-67", "AA-74", "AA-80", "AA-81",
-    "TK-85", "TK-86", "TK-87", "RT-99", "PP-102", "PP-103", "PP-104", "PP-105", "PP-106", "TN-32", "TN-40", "TN-55",
-    "TN-57", "TN-67", "TN-94", "NB-133", "NB-135", "AL-6", "AL-8", "SQ-1", "TM-135", "TM-138", "LM-3",
+    "TK-85", "TK-86", "TK-87", "RT-99", "PP-102", "PP-103", "PP-106", "TN-32", "TN-40", "TN-55", "TN-57", "TN-67",
+    "TN-73", "TN-94", "NB-133", "NB-135", "AL-6", "AL-8", "SQ-1", "TM-135", "TM-138", "LM-3",
 ];
 
 /// A call is stopped at its deadline, or by an abort.
 const STOPPED: &[&str] =
     &["TM-1", "TM-2", "TM-3", "TM-5", "TM-6", "TM-136", "TM-137", "TM-138", "NB-136", "LM-3", "MM-*"];
 
-/// What of it a backend does not have.
+/// What of it a table does not have.
 pub(crate) fn missing(id: &str, table: &Capabilities) -> Option<&'static str> {
+    lacking(id, table.agreement(), table.deadline() == DeadlineSupport::Enforced)
+}
+
+/// The same from the two facts.
+pub(crate) fn lacking(id: &str, agreement: bool, enforced: bool) -> Option<&'static str> {
     let listed = |list: &[&str]| {
         list.iter().any(|entry| match entry.strip_suffix('*') {
             Some(family) => id.starts_with(family),
             None => *entry == id,
         })
     };
-    if !table.agreement() && listed(AGREEMENT) {
+    if !agreement && listed(AGREEMENT) {
         return Some("mismatches and refusals told to the peers");
     }
-    if table.deadline() != DeadlineSupport::Enforced && listed(STOPPED) {
+    if !enforced && listed(STOPPED) {
         return Some("calls stopped at their deadline");
     }
     None

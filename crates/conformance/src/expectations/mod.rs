@@ -148,9 +148,7 @@ impl Expectations {
     pub(crate) fn broken_promise(&self, case: &Case) -> Option<String> {
         let backend = &self.backend;
         match &self.promise {
-            Some(promise) if case.needs.iter().all(|need| promise.meets(*need)) => {
-                Some(format!("{backend} has promised what this case needs"))
-            }
+            Some(promise) if promise.meets_all(case) => Some(format!("{backend} has promised what this case needs")),
             // Without a promise only the capability level may be lacking at all.
             None if case.level == Level::Must && case.needs.is_empty() => Some("every backend must offer this".into()),
             _ => None,

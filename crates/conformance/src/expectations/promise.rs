@@ -1,7 +1,8 @@
 //! What a backend has promised to offer. A capability table that says no where this says yes is wrong.
 
 use super::File;
-use crate::case::Need;
+use crate::case::{Case, Need};
+use crate::cases::conditions;
 use rankwise_core::{
     Capabilities, DType, DTypeSet, DeadlineSupport, Determinism, MemorySpace, OpKind, ReduceOp, Result,
 };
@@ -108,8 +109,14 @@ impl Promise {
         self.reductions.get(op.name()).is_some_and(|types| types.contains(dtype.name()))
     }
 
+    /// Whether it includes everything that a case needs.
+    pub(crate) fn meets_all(&self, case: &Case) -> bool {
+        conditions::lacking(case.id, self.agreement, self.enforced).is_none()
+            && case.needs.iter().all(|need| self.meets(*need))
+    }
+
     /// Whether it includes what a case needs.
-    pub(crate) fn meets(&self, need: Need) -> bool {
+    fn meets(&self, need: Need) -> bool {
         match need {
             Need::Kind(kind) => self.operations.contains(kind.name()),
             Need::Reduce(op, dtype) => self.reduces(op, dtype),
