@@ -42,8 +42,6 @@ pub(crate) enum Named {
 pub(crate) enum Builtin {
     Sum,
     Prod,
-    Min,
-    Max,
     BAnd,
     BOr,
     BXor,

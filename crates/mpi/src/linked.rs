@@ -79,8 +79,6 @@ impl Handles for Linked {
             match op {
                 Builtin::Sum => ffi::RSMPI_SUM,
                 Builtin::Prod => ffi::RSMPI_PROD,
-                Builtin::Min => ffi::RSMPI_MIN,
-                Builtin::Max => ffi::RSMPI_MAX,
                 Builtin::BAnd => ffi::RSMPI_BAND,
                 Builtin::BOr => ffi::RSMPI_BOR,
                 Builtin::BXor => ffi::RSMPI_BXOR,

@@ -5,19 +5,16 @@ use rankwise_core::{DType, ReduceOp};
 use rankwise_reduce::Reducer;
 use std::ffi::{c_int, c_void};
 
-/// MPI's own operator, where it keeps the contract: integers, and sums and products of the two types it computes in.
+/// MPI's own operator, where it keeps the contract: sums and products of the types it computes in, and bits.
 ///
-/// Not sums of short integers: Open MPI 4 adds them with the saturating instructions of AVX2 and AVX-512, so that they don't wrap.
+/// Not sums of short integers: Open MPI 4.1 adds them with saturating vector instructions, so that they don't wrap. Not the smaller or
+/// larger of unsigned integers: MPICH 4.0 compares them as signed ones; nor that of floats, which depends on who holds the NaN.
 #[inline]
 pub(crate) fn builtin(dtype: DType, op: ReduceOp) -> Option<Builtin> {
-    let is_integer = ReduceOp::BAnd.is_meaningful_for(dtype);
-    let is_short = matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16);
-    let computes = matches!(dtype, DType::F32 | DType::F64);
+    let is_long = matches!(dtype, DType::I32 | DType::U32 | DType::I64 | DType::U64 | DType::F32 | DType::F64);
     match op {
-        ReduceOp::Sum if is_integer && !is_short || computes => Some(Builtin::Sum),
-        ReduceOp::Prod if is_integer || computes => Some(Builtin::Prod),
-        ReduceOp::Min if is_integer => Some(Builtin::Min),
-        ReduceOp::Max if is_integer => Some(Builtin::Max),
+        ReduceOp::Sum if is_long => Some(Builtin::Sum),
+        ReduceOp::Prod if is_long => Some(Builtin::Prod),
         ReduceOp::BAnd => Some(Builtin::BAnd),
         ReduceOp::BOr => Some(Builtin::BOr),
         ReduceOp::BXor => Some(Builtin::BXor),
@@ -56,14 +53,18 @@ macro_rules! table {
 }
 
 const FUNCTIONS: &[(DType, usize, UserFunction)] = table! {
-    I8: 0;
-    U8: 0;
-    I16: 0;
-    U16: 0;
+    I8: 0 1 2 3;
+    U8: 0 1 2 3;
+    I16: 0 1 2 3;
+    U16: 0 1 2 3;
     F16: 0 1 2 3;
     BF16: 0 1 2 3;
     F8E4M3: 0 1 2 3;
     F8E5M2: 0 1 2 3;
+    I32: 2 3;
+    U32: 2 3;
+    I64: 2 3;
+    U64: 2 3;
     F32: 2 3;
     F64: 2 3;
 };
