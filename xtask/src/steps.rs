@@ -30,6 +30,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "conformance", minutes: 20, checks: "the contract on every backend, mutants and drills" },
     Step { name: "own-backend", minutes: 10, checks: "the example of somebody's own backend keeps the contract" },
     Step { name: "loom", minutes: 15, checks: "models of the shared-memory protocol" },
+    Step { name: "mpi", minutes: 25, checks: "the MPI backend with Open MPI and MPICH" },
     Step { name: "peers", minutes: 10, checks: "the programs that measure other libraries" },
     Step { name: "readme", minutes: 20, checks: "the commands of the documentation" },
 ];

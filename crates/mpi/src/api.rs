@@ -16,7 +16,6 @@ pub(crate) trait Handles: Sized + Send + Sync + 'static {
     fn comm_null(&self) -> Self::Comm;
     fn request_null(&self) -> Self::Request;
     fn errors_return(&self) -> Self::Errhandler;
-    fn statuses_ignored(&self) -> *mut Status;
     fn named_datatype(&self, name: Named) -> Self::Datatype;
     fn builtin_op(&self, op: Builtin) -> Self::Op;
     fn constants(&self) -> Constants;
@@ -53,7 +52,6 @@ pub(crate) struct Constants {
     /// As a buffer address.
     pub(crate) in_place: isize,
     pub(crate) any_source: c_int,
-    pub(crate) proc_null: c_int,
     pub(crate) thread_multiple: c_int,
     /// The error class of a message that is longer than its receive.
     pub(crate) err_truncate: c_int,
@@ -98,13 +96,8 @@ macro_rules! functions {
             MPI_Comm_set_errhandler comm_set_errhandler(comm: Comm<Self>, handler: Errhandler<Self>);
             MPI_Group_incl group_incl(group: GroupOf<Self>, n: c_int, ranks: *const c_int, new: *mut GroupOf<Self>);
             MPI_Group_free group_free(group: *mut GroupOf<Self>);
-            MPI_Type_contiguous type_contiguous(count: c_int, old: Datatype<Self>, new: *mut Datatype<Self>);
-            MPI_Type_commit type_commit(datatype: *mut Datatype<Self>);
-            MPI_Type_free type_free(datatype: *mut Datatype<Self>);
             MPI_Get_count get_count(status: *const Status, datatype: Datatype<Self>, count: *mut c_int);
             MPI_Test test(request: *mut Request<Self>, flag: *mut c_int, status: *mut Status);
-            MPI_Wait wait(request: *mut Request<Self>, status: *mut Status);
-            MPI_Cancel cancel(request: *mut Request<Self>);
             MPI_Improbe improbe(source: c_int, tag: c_int, comm: Comm<Self>, flag: *mut c_int, message: *mut Message<Self>, status: *mut Status);
             MPI_Mrecv mrecv(buf: *mut c_void, count: c_int, datatype: Datatype<Self>, message: *mut Message<Self>, status: *mut Status);
             MPI_Send send(buf: *const c_void, count: c_int, datatype: Datatype<Self>, to: c_int, tag: c_int, comm: Comm<Self>);
@@ -151,6 +144,8 @@ macro_rules! declare {
         /// # Safety
         ///
         /// Each function is the one of the standard that its name says, on the handles of this implementation.
+        // MPI's own signatures.
+        #[allow(clippy::too_many_arguments)]
         pub(crate) unsafe trait Api: Handles {
             $(
                 /// # Safety
@@ -165,9 +160,6 @@ macro_rules! declare {
             ///
             /// `function` keeps to its arguments.
             unsafe fn op_create(&self, function: UserFunction, commutes: c_int, op: *mut Op<Self>) -> c_int;
-
-            /// An optional function of the library, by its name.
-            fn symbol(&self, name: &std::ffi::CStr) -> Option<std::ptr::NonNull<c_void>>;
         }
     };
 }

@@ -108,11 +108,18 @@ fn same_place<A: Api>(library: &Library<A>, world: &World) -> Result<()> {
     ))
 }
 
-struct MpiBackend<A: Api> {
+pub(crate) struct MpiBackend<A: Api> {
     name: &'static str,
-    library: Arc<Library<A>>,
-    world: World,
-    settings: Settings,
+    pub(crate) library: Arc<Library<A>>,
+    pub(crate) world: World,
+    pub(crate) settings: Settings,
+}
+
+impl<A: Api> MpiBackend<A> {
+    /// What is offered with these settings.
+    pub(crate) fn table(&self) -> Capabilities {
+        table(&self.settings)
+    }
 }
 
 fn table(settings: &Settings) -> Capabilities {
@@ -150,7 +157,7 @@ unsafe impl<A: Api> RawBackend for MpiBackend<A> {
     }
 
     fn capabilities(&self) -> Capabilities {
-        table(&self.settings)
+        self.table()
     }
 
     fn communicator(&self, spec: &CommSpec, deadline: Duration) -> Result<Arc<dyn RawCommunicator>> {
@@ -164,16 +171,7 @@ unsafe impl<A: Api> RawBackend for MpiBackend<A> {
         let id = self.meet(spec, deadline)?;
         self.library.expect_post(id);
         let comm = self.create(spec).inspect_err(|_| self.library.refuse_post(id))?;
-        let channel = Arc::new(Channel::new(
-            self.library.clone(),
-            comm,
-            spec.clone(),
-            id,
-            me,
-            table(&self.settings),
-            self.settings.clone(),
-            self.world.clone(),
-        ));
+        let channel = Arc::new(Channel::new(self, comm, spec.clone(), id, me));
         self.library.deliver_post(id, Arc::downgrade(&channel));
         let watched: Weak<dyn Watched> = Arc::downgrade(&channel) as _;
         watch::watch(watched);

@@ -1,6 +1,7 @@
 //! One communicator on this rank: what all its parts share.
 
 use crate::api::{Api, Comm, Request, Status};
+use crate::backend::MpiBackend;
 use crate::library::Library;
 use crate::native::{self, Integers};
 use crate::post::Word;
@@ -79,25 +80,17 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<A: Api> Channel<A> {
-    pub(crate) fn new(
-        library: Arc<Library<A>>,
-        comm: Comm<A>,
-        spec: CommSpec,
-        id: u64,
-        me: usize,
-        capabilities: Capabilities,
-        settings: Settings,
-        world: World,
-    ) -> Channel<A> {
+    /// `comm` becomes this channel's own.
+    pub(crate) fn new(backend: &MpiBackend<A>, comm: Comm<A>, spec: CommSpec, id: u64, me: usize) -> Channel<A> {
         let members = spec.group.len();
         Channel {
-            library,
+            library: backend.library.clone(),
             comm,
             spec,
             me,
-            capabilities,
-            settings,
-            world,
+            capabilities: backend.table(),
+            settings: backend.settings.clone(),
+            world: backend.world.clone(),
             call: Call::default(),
             sequence: AtomicU64::new(0),
             broken: AtomicBool::new(false),

@@ -2,49 +2,51 @@
 //!
 //! How the files relate:
 //!
-//! - `api`: the part of MPI that is used, as a trait; `linked` has it from the MPI that the build found (feature `linked`), `standard` from
-//!   one with MPI 5's standard ABI that is found at run time (feature `abi`);
+//! - `api`: the part of MPI that is used, as a trait; `linked` has it from the MPI that the build found;
 //! - `library`, `operators`: MPI in this process, and our own reductions as its operators;
 //! - `way`, `native`, `room`: one call as one collective, with what is done before and after it;
 //! - `channel`, `flight`, `work`, `watch`: one communicator, its blocking and started calls, and who watches them;
+//! - `meeting`, `queue`, `header`, `post`: check mode, and words outside every call;
 //! - `communicator`, `backend`: the backend interface.
+//!
+//! Everything needs the feature `linked`, and that an MPI (`mpicc`, or what `MPICC` names) and libclang at build time; without it the crate is
+//! empty, so that a workspace builds without an MPI.
 
 #![allow(unsafe_code)]
-#![cfg_attr(not(any(feature = "linked", feature = "abi")), allow(unused_crate_dependencies))]
 
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod api;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod backend;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod channel;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod communicator;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod flight;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod header;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod library;
 #[cfg(feature = "linked")]
 mod linked;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod meeting;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod native;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod operators;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod post;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod queue;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod room;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod watch;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod way;
-#[cfg(any(feature = "linked", feature = "abi"))]
+#[cfg(feature = "linked")]
 mod work;
 
 #[cfg(feature = "linked")]

@@ -8,8 +8,7 @@ use crate::backend::MpiDriver;
 use crate::library::{self, Library};
 use mpi::ffi;
 use rankwise_world::Driver;
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr::NonNull;
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Mutex};
 
 /// Open MPI's handles are pointers, those of MPICH and its kin integers; rsmpi does not bind `MPI_IN_PLACE`, whose value goes
@@ -50,11 +49,6 @@ impl Handles for Linked {
         unsafe { ffi::RSMPI_ERRORS_RETURN }
     }
 
-    fn statuses_ignored(&self) -> *mut Status {
-        // SAFETY: as above.
-        unsafe { ffi::RSMPI_STATUS_IGNORE.cast() }
-    }
-
     fn named_datatype(&self, name: Named) -> ffi::MPI_Datatype {
         // SAFETY: as above.
         unsafe {
@@ -92,7 +86,6 @@ impl Handles for Linked {
             Constants {
                 in_place: IN_PLACE,
                 any_source: ffi::RSMPI_ANY_SOURCE,
-                proc_null: ffi::RSMPI_PROC_NULL,
                 thread_multiple: ffi::RSMPI_THREAD_MULTIPLE,
                 err_truncate: ffi::MPI_ERR_TRUNCATE as c_int,
                 longest_text: ffi::RSMPI_MAX_LIBRARY_VERSION_STRING as usize,
@@ -120,11 +113,6 @@ macro_rules! forward {
                     let function = std::mem::transmute::<UserFunction, ffi::MPI_User_function>(function);
                     ffi::MPI_Op_create(function, commutes, op)
                 }
-            }
-
-            fn symbol(&self, name: &CStr) -> Option<NonNull<c_void>> {
-                // SAFETY: looks among the libraries that the program has loaded.
-                NonNull::new(unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) })
             }
         }
     };

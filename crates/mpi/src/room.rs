@@ -4,7 +4,7 @@ use rankwise_core::{Error, ErrorKind, Result};
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u8; 64]);
+struct Line(#[allow(dead_code)] [u8; 64]);
 
 /// Bytes on a cache line boundary that grow and are used again.
 #[derive(Default)]

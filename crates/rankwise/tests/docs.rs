@@ -122,6 +122,7 @@ fn shm_keeps_what_backends_md_promises() {
     row("movement", "all types");
     row("determinism", determinism);
     row("deadline", deadline);
+    row("mismatches found and told", yes(caps.agreement()));
     row("start and scope", yes(caps.nonblocking()));
     row("alloc", yes(caps.alloc()));
     row("largest buffer", &format!("{} bytes", caps.max_bytes()));
