@@ -54,7 +54,10 @@ pub(crate) struct Channel<A: Api> {
     cause: Mutex<Option<Error>>,
     pub(crate) scratch: Mutex<Scratch>,
     /// Work whose handle is gone, and what its buffers live in.
-    pub(crate) detached: Mutex<Vec<Detached>>,
+    ///
+    /// It holds the channel: unfinished, both stay for as long as the process does.
+    detached: Mutex<Vec<Detached>>,
+    has_detached: AtomicBool,
     /// Check mode: what waits for the members, in order.
     pub(crate) pending: Mutex<VecDeque<queue::Shared<A>>>,
     /// Check mode: messages so far to and from each member.
@@ -97,6 +100,7 @@ impl<A: Api> Channel<A> {
             cause: Mutex::new(None),
             scratch: Mutex::default(),
             detached: Mutex::default(),
+            has_detached: AtomicBool::new(false),
             pending: Mutex::default(),
             mail: Mutex::new(vec![(0, 0); members]),
             asked: Mutex::default(),
@@ -166,6 +170,29 @@ impl<A: Api> Channel<A> {
         self.poison(error)
     }
 
+    #[cold]
+    fn unable(&self, error: Error) -> Error {
+        self.library.mark_broken();
+        self.poison(error)
+    }
+
+    /// Keeps work whose handle is gone, and what its buffers live in, until MPI has finished with it.
+    pub(crate) fn detach(&self, work: Box<dyn RawWork>, owned: Box<dyn Any + Send>) {
+        lock(&self.detached).push((work, owned));
+        self.has_detached.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets go of work that has finished meanwhile.
+    pub(crate) fn sweep(&self) {
+        if !self.has_detached.load(Ordering::Relaxed) {
+            return;
+        }
+        let mut kept = std::mem::take(&mut *lock(&self.detached));
+        kept.retain_mut(|(work, _)| matches!(work.test(), Ok(false)) || !work.cancel());
+        self.has_detached.store(!kept.is_empty(), Ordering::Relaxed);
+        lock(&self.detached).append(&mut kept);
+    }
+
     /// Runs a collective to its end.
     ///
     /// # Safety
@@ -178,7 +205,9 @@ impl<A: Api> Channel<A> {
         // SAFETY: the caller's promise; scratch is held until the call has finished.
         unsafe {
             let place = (self.size(), self.me);
-            let way = way::decide(&self.library, call, place, self.fixed(), room, ints)?;
+            // What this rank can't do its peers may be doing: its next call must not meet this one of theirs.
+            let way = way::decide(&self.library, call, place, self.fixed(), room, ints)
+                .map_err(|error| self.unable(error))?;
             let code = self.launch(call, &way, ints, None);
             if code != 0 {
                 return Err(self.failed(code));
@@ -280,7 +309,7 @@ impl<A: Api> Channel<A> {
     ///
     /// The buffers of the call are valid and nobody else's until return.
     pub(crate) unsafe fn point_to_point(&self, call: &RawCall<'_>) -> Result<()> {
-        let piece = way::message(&self.library, call)?;
+        let piece = way::message(&self.library, call).map_err(|error| self.unable(error))?;
         let peer = call.root as c_int;
         let api = &self.library.api;
         // SAFETY: the caller's promise.
@@ -341,12 +370,6 @@ impl<A: Api> Watched for Channel<A> {
 impl<A: Api> Drop for Channel<A> {
     fn drop(&mut self) {
         self.library.refuse_post(self.id);
-        for (mut work, owned) in std::mem::take(&mut *lock(&self.detached)) {
-            if !work.test().unwrap_or(false) {
-                // MPI may use it for as long as the process lives.
-                std::mem::forget(owned);
-            }
-        }
         // Freed only when no call can be in it.
         if self.broken.load(Ordering::Acquire) {
             return;

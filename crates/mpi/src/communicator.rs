@@ -25,6 +25,7 @@ impl<A: Api> MpiCommunicator<A> {
             self.0.library.collect();
         }
         self.0.usable()?;
+        self.0.sweep();
         if self.0.spec.check && !matches!(calls, [RawCall { kind: OpKind::Send | OpKind::Recv, .. }]) {
             return Started::meet(&self.0, calls, deadline, self.enforces(), false);
         }
@@ -61,6 +62,7 @@ impl<A: Api> MpiCommunicator<A> {
     unsafe fn watched(&self, call: &RawCall<'_>, deadline: Duration) -> Result<()> {
         let channel = &self.0;
         channel.usable()?;
+        channel.sweep();
         let sequence = channel.next();
         let _noted = channel.call.note(call.kind, sequence, deadline);
         // SAFETY: the caller's promise.
@@ -146,6 +148,12 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
         let barrier = RawCall::new(OpKind::Barrier, rankwise_core::DType::U8, 0);
         // SAFETY: a barrier has no buffers.
         unsafe { self.begin(&[barrier], deadline) }?.finish(deadline)
+    }
+}
+
+impl<A: Api> Drop for MpiCommunicator<A> {
+    fn drop(&mut self) {
+        self.0.sweep();
     }
 }
 

@@ -24,7 +24,8 @@ pub(crate) struct Started<A: Api> {
     sequence: u64,
     started: Instant,
     deadline: Duration,
-    /// MPI has staging instead of the caller's buffers.
+    /// MPI has staging instead of the caller's buffers. Always with several calls: when a later one can't be started, the earlier ones
+    /// can't be stopped.
     staged: bool,
     given_up: bool,
 }
@@ -41,6 +42,7 @@ impl<A: Api> Started<A> {
         deadline: Duration,
         staged: bool,
     ) -> Result<Started<A>> {
+        let staged = staged || calls.len() > 1;
         let mut started = Started {
             channel: channel.clone(),
             flights: Vec::with_capacity(calls.len()),
@@ -55,11 +57,8 @@ impl<A: Api> Started<A> {
             // SAFETY: the caller's promise.
             match unsafe { Flight::start(channel, call, staged) } {
                 Ok(flight) => started.flights.push(flight),
-                Err(error) => {
-                    // Those before it may be under way with the caller's memory, which an error promises not to touch.
-                    started.abandon_or_wait();
-                    return Err(channel.poison(error));
-                }
+                // Those before it are under way with staging alone, and are leaked.
+                Err(error) => return Err(channel.poison(error)),
             }
         }
         Ok(started)
@@ -73,6 +72,7 @@ impl<A: Api> Started<A> {
         staged: bool,
         only_meet: bool,
     ) -> Result<Started<A>> {
+        let staged = staged || calls.len() > 1;
         let pending = Some(channel.queue(calls, staged, only_meet)?);
         Ok(Started {
             channel: channel.clone(),
@@ -108,14 +108,6 @@ impl<A: Api> Started<A> {
         }
         self.interrupted()?;
         if self.started.elapsed() >= self.deadline { Err(self.late()) } else { Ok(false) }
-    }
-
-    fn abandon_or_wait(&mut self) {
-        while !self.staged && self.flights.iter().any(|flight| !flight.is_idle()) {
-            let _ = self.poll();
-            std::thread::yield_now();
-        }
-        self.flights.clear();
     }
 
     fn is_idle(&self) -> bool {
@@ -231,6 +223,6 @@ unsafe impl<A: Api> RawWork for Started<A> {
 
     fn detach(self: Box<Self>, owned: Box<dyn Any + Send>) {
         let channel = self.channel.clone();
-        lock(&channel.detached).push((self, owned));
+        channel.detach(self, owned);
     }
 }
