@@ -14,40 +14,44 @@
 
 #![allow(unsafe_code)]
 
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod api;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod backend;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod channel;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod communicator;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod flight;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod header;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod library;
 #[cfg(feature = "linked")]
 mod linked;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod meeting;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod native;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod operators;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod post;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod queue;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod room;
-#[cfg(feature = "linked")]
+#[cfg(feature = "abi")]
+mod standard;
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod watch;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod way;
-#[cfg(feature = "linked")]
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod work;
 
 #[cfg(feature = "linked")]
 pub use linked::driver;
+#[cfg(feature = "abi")]
+pub use standard::abi_driver;
