@@ -2,14 +2,15 @@
 //!
 //! How the files relate:
 //!
-//! - `api`: the part of MPI that is used, as a trait; `linked` has it from the MPI that the build found;
+//! - `api`: the part of MPI that is used, as a trait; `linked` has it from the MPI that the build found, `standard` from one with MPI 5's
+//!   standard ABI that is found at run time;
 //! - `library`, `operators`: MPI in this process, and our own reductions as its operators;
 //! - `way`, `native`, `room`: one call as one collective, with what is done before and after it;
 //! - `channel`, `flight`, `work`, `watch`: one communicator, its blocking and started calls, and who watches them;
 //! - `meeting`, `queue`, `header`, `post`: check mode, and words outside every call;
 //! - `communicator`, `backend`: the backend interface.
 //!
-//! Everything needs the feature `linked`, and that an MPI (`mpicc`, or what `MPICC` names) and libclang at build time; without it the crate is
+//! The feature `linked` needs an MPI (`mpicc`, or what `MPICC` names) and libclang at build time, `abi` nothing; without either the crate is
 //! empty, so that a workspace builds without an MPI.
 
 #![allow(unsafe_code)]

@@ -31,6 +31,8 @@ pub fn backends() -> Vec<&'static dyn Driver> {
         rankwise_shm::driver(),
         #[cfg(feature = "mpi")]
         rankwise_mpi::driver(),
+        #[cfg(feature = "mpi-abi")]
+        rankwise_mpi::abi_driver(),
     ]
 }
 

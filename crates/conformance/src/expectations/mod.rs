@@ -5,6 +5,7 @@
 //!
 //! ```toml
 //! backend = "mine"
+//! also = ["mine-fast"]            # the same code over another library
 //!
 //! [promise]                       # everything that is left out is not promised
 //! operations = ["all_reduce", "all_gather", "broadcast", "barrier"]
@@ -45,6 +46,7 @@ pub use matrix::{fill, tables};
 pub use promise::Promise;
 
 use crate::case::{Case, Level};
+use crate::cases::conditions;
 use crate::plan::Mode;
 use rankwise_core::{Error, Result};
 use serde::Deserialize;
@@ -56,6 +58,8 @@ use toml::Spanned;
 pub struct Expectations {
     /// The backend's name.
     pub backend: String,
+    /// Other names of the same code over another library.
+    pub also: Vec<String>,
     /// What it has promised, if anything.
     pub promise: Option<Promise>,
     /// Where it is known to deviate.
@@ -67,6 +71,8 @@ pub struct Expectations {
 #[serde(deny_unknown_fields)]
 struct Written {
     backend: Spanned<String>,
+    #[serde(default)]
+    also: Vec<String>,
     promise: Option<promise::Written>,
     #[serde(default)]
     deviation: Vec<Spanned<deviation::Written>>,
@@ -79,6 +85,10 @@ const BUILT_IN: [(&str, &str); 2] = [
 ];
 
 impl Expectations {
+    fn is_about(&self, backend: &str) -> bool {
+        self.backend == backend || self.also.iter().any(|name| name == backend)
+    }
+
     /// Reads the text of a file; `path` is for messages.
     ///
     /// `Config` with the line for what TOML or this format doesn't allow: unknown keys, cases, operations and types,
@@ -97,6 +107,7 @@ impl Expectations {
         let deviations = written.deviation.iter().map(|one| Deviation::read(&file, one)).collect::<Result<Vec<_>>>()?;
         Ok(Expectations {
             backend: backend.clone(),
+            also: written.also,
             promise: written.promise.map(|promise| Promise::read(&file, &promise)).transpose()?,
             deviations,
         })
@@ -119,7 +130,7 @@ impl Expectations {
     /// `Config` when two of them make a promise for it.
     pub fn of(backend: &str, files: &[Expectations]) -> Result<Expectations> {
         let mut all = Expectations { backend: backend.into(), ..Expectations::default() };
-        for file in Expectations::built_in()?.iter().chain(files).filter(|file| file.backend == backend) {
+        for file in Expectations::built_in()?.iter().chain(files).filter(|file| file.is_about(backend)) {
             if all.promise.is_some() && file.promise.is_some() {
                 let text =
                     format!("there are two promises for backend {backend}; keep one, the built-in one if there is one");
@@ -150,7 +161,12 @@ impl Expectations {
         match &self.promise {
             Some(promise) if promise.meets_all(case) => Some(format!("{backend} has promised what this case needs")),
             // Without a promise only the capability level may be lacking at all.
-            None if case.level == Level::Must && case.needs.is_empty() => Some("every backend must offer this".into()),
+            None if case.level == Level::Must
+                && case.needs.is_empty()
+                && conditions::lacking(case.id, false, false).is_none() =>
+            {
+                Some("every backend must offer this".into())
+            }
             _ => None,
         }
     }
@@ -193,7 +209,7 @@ impl File<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases;
+    use crate::cases::{self, conditions};
 
     fn refused(text: &str) -> String {
         Expectations::parse("mine.toml", text).unwrap_err().message().to_string()
