@@ -10,8 +10,7 @@ const AGREEMENT: &[&str] = &[
 ];
 
 /// A call is stopped at its deadline, or by an abort.
-const STOPPED: &[&str] =
-    &["TM-1", "TM-2", "TM-3", "TM-5", "TM-6", "TM-136", "TM-137", "TM-138", "NB-136", "LM-3"];
+const STOPPED: &[&str] = &["TM-1", "TM-2", "TM-3", "TM-5", "TM-6", "TM-136", "TM-137", "TM-138", "NB-136", "LM-3"];
 
 /// What of it a table does not have.
 pub(crate) fn missing(id: &str, table: &Capabilities) -> Option<&'static str> {

@@ -209,7 +209,7 @@ impl File<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cases::{self, conditions};
+    use crate::cases;
 
     fn refused(text: &str) -> String {
         Expectations::parse("mine.toml", text).unwrap_err().message().to_string()
