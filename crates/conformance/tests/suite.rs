@@ -9,8 +9,13 @@ use rankwise_core::ErrorKind;
 use rankwise_world::Driver;
 use reference::{Fault, Reference};
 
-const DRIVERS: [&dyn Driver; 4] =
-    [&Reference(Fault::Nothing), &Reference(Fault::Hang), &Reference(Fault::Panic), &Reference(Fault::Mutants)];
+const DRIVERS: [&dyn Driver; 5] = [
+    &Reference(Fault::Nothing),
+    &Reference(Fault::Hang),
+    &Reference(Fault::Panic),
+    &Reference(Fault::Mutants),
+    &Reference(Fault::Mute),
+];
 
 /// Not a test: the suite starts this program again, with this function selected, for the ranks of its jobs.
 #[test]
@@ -45,6 +50,18 @@ fn the_reference_backend_passes() {
     assert_eq!(summary.failed, 0, "{text}");
     assert!(summary.passed > 200, "{text}");
     assert!(text.contains("not in the capability table: send, recv"), "{text}");
+}
+
+/// What a case relies on is left out with its reason, and nothing else is.
+#[test]
+fn a_backend_whose_peers_hear_of_nothing_passes_the_rest() {
+    let options = Options { backends: vec!["mute".into()], case_seconds: Some(20), ..options(&[1, 3]) };
+    let (summary, text) = run_suite(&options);
+    assert_eq!(summary.failed, 0, "{text}");
+    assert!(summary.passed > 80, "{text}");
+    for lacking in ["mismatches and refusals told to the peers", "calls stopped at their deadline"] {
+        assert!(text.contains(&format!("not in the capability table: {lacking}")), "{text}");
+    }
 }
 
 /// Those of a few families; all of them run over shared memory in the conformance job.

@@ -169,7 +169,8 @@ impl<A: Api> Library<A> {
         let mut flag = zeroed();
         // SAFETY: may be called at any time after initialisation.
         unsafe { self.api.finalized(&mut flag) };
-        if flag != 0 || status != 0 {
+        // Another thread that is in MPI while the process ends would be there at the same time.
+        if flag != 0 || status != 0 || crate::watch::is_any_in_a_call() {
             return;
         }
         if self.broken.load(Ordering::Relaxed) {

@@ -94,6 +94,12 @@ pub(crate) fn watch(channel: Weak<dyn Watched>) {
     });
 }
 
+/// Whether a thread is in a call at this moment.
+pub(crate) fn is_any_in_a_call() -> bool {
+    let watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    watched.iter().filter_map(|entry| entry.channel.upgrade()).any(|channel| channel.call().look().is_some())
+}
+
 fn look() {
     let mut watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
     watched.retain_mut(|entry| match entry.channel.upgrade() {

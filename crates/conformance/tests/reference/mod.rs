@@ -25,6 +25,8 @@ pub(crate) enum Fault {
     Panic,
     /// The mutants of this backend can't be joined.
     Mutants,
+    /// Its peers don't hear of a refusal, and its table says so.
+    Mute,
 }
 
 impl Driver for Reference {
@@ -34,6 +36,7 @@ impl Driver for Reference {
             Fault::Hang => "hanging",
             Fault::Panic => "panicking",
             Fault::Mutants => "unmutable",
+            Fault::Mute => "mute",
         }
     }
 
@@ -60,6 +63,15 @@ impl Driver for Reference {
 struct Joined {
     world: World,
     fault: Fault,
+}
+
+impl Fault {
+    fn table(self) -> Capabilities {
+        match self {
+            Fault::Mute => table_of_capabilities().with_agreement(false).with_deadline(DeadlineSupport::Watched),
+            _ => table_of_capabilities(),
+        }
+    }
 }
 
 fn table_of_capabilities() -> Capabilities {
@@ -92,7 +104,7 @@ unsafe impl RawBackend for Joined {
     }
 
     fn capabilities(&self) -> Capabilities {
-        table_of_capabilities()
+        self.fault.table()
     }
 
     fn communicator(&self, spec: &CommSpec, deadline: Duration) -> Result<Arc<dyn RawCommunicator>> {
@@ -110,7 +122,7 @@ unsafe impl RawBackend for Joined {
         };
         let table = table.downcast::<Table>().map_err(|_| Error::config("the first member brought something else"))?;
         let position = spec.group.position(self.world.rank()).unwrap_or(0);
-        let capabilities = table_of_capabilities();
+        let capabilities = self.fault.table();
         Ok(Arc::new(Seat {
             table,
             group: spec.group.clone(),
@@ -265,7 +277,7 @@ unsafe impl RawCommunicator for Seat {
     unsafe fn run(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
         if self.position == 1 && calls.iter().any(|call| call.kind == OpKind::AllToAllV) {
             match self.fault {
-                Fault::Nothing | Fault::Mutants => {}
+                Fault::Nothing | Fault::Mutants | Fault::Mute => {}
                 Fault::Hang => loop {
                     std::thread::sleep(Duration::from_secs(1));
                 },
@@ -310,6 +322,9 @@ unsafe impl RawCommunicator for Seat {
     }
 
     fn reject(&self, _: &Refusal<'_>) {
+        if self.fault == Fault::Mute {
+            return;
+        }
         let mut state = self.table.state.lock().unwrap();
         if state.poison.is_some() {
             return;
