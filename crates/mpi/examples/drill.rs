@@ -4,12 +4,45 @@
 //! - `stuck`: rank 0 waits for rank 1, which never comes; the watching thread ends the process.
 //! - `coexist`: the program has initialised MPI through rsmpi, and ends it.
 //! - `too-late`: MPI has been finalized before anybody joins.
+//! - `allocations`: blocking calls allocate nothing.
+//! - `overhead`: what a call costs beyond the same call made directly, in turn in one process.
 
-use mpi::traits::*;
-use rankwise_core::{Backend, Config, ReduceOp, Result};
+use mpi::ffi;
+use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
+use rankwise_core::{Backend, Communicator, Config, ReduceOp, Result};
 use rankwise_world::World;
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Counts what each thread allocates through Rust; what MPI does is its own matter.
+struct Counting;
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+fn allocated() -> u64 {
+    ALLOCATIONS.with(Cell::get)
+}
+
+// SAFETY: the system's allocator, and a count.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.with(|count| count.set(count.get() + 1));
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
 
 fn join(config: Config) -> Result<Backend> {
     let world = World::from_env()?;
@@ -64,6 +97,92 @@ fn too_late() -> Result<()> {
     join(Config::new()).map(|_| ())
 }
 
+/// One of every blocking call that takes no allocation to name.
+fn calls(comm: &mut Communicator, x: &mut [f32], all: &mut [f32]) -> Result<()> {
+    let (n, counts) = (comm.size(), [x.len(); 2]);
+    comm.all_reduce_in_place(x, ReduceOp::Sum)?;
+    comm.all_reduce_in_place(x, ReduceOp::Max)?;
+    comm.all_reduce_in_place(x, ReduceOp::Avg)?;
+    comm.all_gather(x, all)?;
+    comm.reduce_scatter(all, x, ReduceOp::Sum)?;
+    comm.broadcast(x, 0)?;
+    if n == counts.len() {
+        comm.all_gather_v(x, all, &counts)?;
+        comm.reduce_scatter_v(all, x, &counts, ReduceOp::Sum)?;
+    }
+    comm.barrier()
+}
+
+fn allocations() -> Result<()> {
+    let mut world = join(Config::new())?.world()?;
+    for len in [2, 20_000] {
+        let (mut x, mut all) = (vec![0.5_f32; len], vec![0.5_f32; len * world.size()]);
+        // Scratch memory grows at first.
+        calls(&mut world, &mut x, &mut all)?;
+        let before = allocated();
+        for _ in 0..100 {
+            calls(&mut world, &mut x, &mut all)?;
+        }
+        assert_eq!(allocated() - before, 0, "allocations in calls of {len} elements");
+    }
+    println!("no allocations on rank {}", world.rank());
+    Ok(())
+}
+
+fn overhead() -> Result<()> {
+    const ROUNDS: usize = 40;
+    let mut world = join(Config::new())?.world()?;
+    // SAFETY: MPI is initialised, and the functions get buffers of their counts.
+    let direct = |x: &mut [f32]| unsafe {
+        ffi::MPI_Allreduce(
+            IN_PLACE,
+            x.as_mut_ptr().cast(),
+            x.len() as i32,
+            ffi::RSMPI_FLOAT,
+            ffi::RSMPI_SUM,
+            ffi::RSMPI_COMM_WORLD,
+        )
+    };
+    for (bytes, calls) in [(8, 5000), (4096, 2000), (65_536, 500), (1 << 20, 30)] {
+        let mut x = vec![0.0_f32; bytes / 4];
+        let mut ratios = Vec::new();
+        let mut added = Vec::new();
+        for _ in 0..ROUNDS {
+            world.barrier()?;
+            let start = Instant::now();
+            for _ in 0..calls {
+                direct(&mut x);
+            }
+            let theirs = start.elapsed();
+            world.barrier()?;
+            let start = Instant::now();
+            for _ in 0..calls {
+                world.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
+            }
+            let ours = start.elapsed();
+            ratios.push(ours.as_secs_f64() / theirs.as_secs_f64());
+            added.push((ours.as_secs_f64() - theirs.as_secs_f64()) / f64::from(calls) * 1e9);
+        }
+        ratios.sort_by(f64::total_cmp);
+        added.sort_by(f64::total_cmp);
+        if world.rank() == 0 {
+            println!(
+                "all_reduce f32 sum {bytes} bytes, {} ranks: {:.3} of MPI's own (quartiles {:.3} to {:.3}), {:+.0} ns a call (median of {ROUNDS} rounds)",
+                world.size(),
+                ratios[ROUNDS / 2],
+                ratios[ROUNDS / 4],
+                ratios[ROUNDS * 3 / 4],
+                added[ROUNDS / 2],
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Open MPI's handles are pointers, and its `MPI_IN_PLACE` is 1; MPICH's is -1.
+const IN_PLACE: *const std::ffi::c_void =
+    std::ptr::without_provenance(if size_of::<ffi::MPI_Comm>() == 8 { 1 } else { usize::MAX });
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -72,8 +191,10 @@ fn main() -> ExitCode {
         ["stuck"] => stuck(),
         ["coexist"] => coexist(),
         ["too-late"] => too_late(),
+        ["allocations"] => allocations(),
+        ["overhead"] => overhead(),
         _ => {
-            eprintln!("usage: drill cycles N | stuck | coexist | too-late");
+            eprintln!("usage: drill cycles N | stuck | coexist | too-late | allocations | overhead");
             return ExitCode::from(2);
         }
     };
