@@ -13,6 +13,7 @@ use rankwise_core::backend::{CommSpec, RawCall, RawWork};
 use rankwise_core::{Capabilities, Determinism, Error, ErrorKind, OnStuck, OpKind, Result, Settings};
 use rankwise_world::{PeerStatus, World};
 use std::any::Any;
+use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,7 +53,8 @@ pub(crate) struct Channel<A: Api> {
     sequence: AtomicU64,
     broken: AtomicBool,
     cause: Mutex<Option<Error>>,
-    pub(crate) scratch: Mutex<Scratch>,
+    /// Of the blocking call that is running; there is one at a time.
+    scratch: UnsafeCell<Scratch>,
     /// Work whose handle is gone, and what its buffers live in.
     ///
     /// It holds the channel: unfinished, both stay for as long as the process does.
@@ -75,7 +77,7 @@ type Detached = (Box<dyn RawWork>, Box<dyn Any + Send>);
 
 // SAFETY: the handle is a name that any thread may use.
 unsafe impl<A: Api> Send for Channel<A> {}
-// SAFETY: as above.
+// SAFETY: as above; the scratch memory is used by the one blocking call alone.
 unsafe impl<A: Api> Sync for Channel<A> {}
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -98,7 +100,7 @@ impl<A: Api> Channel<A> {
             sequence: AtomicU64::new(0),
             broken: AtomicBool::new(false),
             cause: Mutex::new(None),
-            scratch: Mutex::default(),
+            scratch: UnsafeCell::default(),
             detached: Mutex::default(),
             has_detached: AtomicBool::new(false),
             pending: Mutex::default(),
@@ -119,8 +121,10 @@ impl<A: Api> Channel<A> {
     }
 
     pub(crate) fn next(&self) -> u64 {
-        // Relaxed: one thread issues calls, and the layer above orders them.
-        self.sequence.fetch_add(1, Ordering::Relaxed) + 1
+        // Relaxed, and no read-modify-write: one thread at a time issues calls, and the layer above orders them.
+        let next = self.sequence.load(Ordering::Relaxed) + 1;
+        self.sequence.store(next, Ordering::Relaxed);
+        next
     }
 
     /// Nothing while the communicator is usable; else its first failure, as the cause after it was told once.
@@ -197,13 +201,13 @@ impl<A: Api> Channel<A> {
     ///
     /// # Safety
     ///
-    /// The buffers of the call are valid and nobody else's until return.
+    /// The buffers of the call are valid and nobody else's until return, and no other blocking call of the communicator is running.
     #[inline]
     pub(crate) unsafe fn collective(&self, call: &RawCall<'_>) -> Result<()> {
-        let mut scratch = lock(&self.scratch);
-        let Scratch { room, ints, members } = &mut *scratch;
-        // SAFETY: the caller's promise; scratch is held until the call has finished.
+        // SAFETY: the caller's promise; only this function uses the scratch memory, and `RawCommunicator::run` has one call at a time on a
+        // communicator.
         unsafe {
+            let Scratch { room, ints, members } = &mut *self.scratch.get();
             let place = (self.size(), self.me);
             // What this rank can't do its peers may be doing: its next call must not meet this one of theirs.
             let way = way::decide(&self.library, call, place, self.fixed(), room, ints)
