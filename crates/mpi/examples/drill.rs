@@ -4,12 +4,13 @@
 //! - `stuck`: rank 0 waits for rank 1, which never comes; the watching thread ends the process.
 //! - `coexist`: the program has initialised MPI through rsmpi, and ends it.
 //! - `too-late`: MPI has been finalized before anybody joins.
+//! - `death`: rank 1 dies; with enforced deadlines rank 0 learns of it, if the launcher lets it live (Open MPI: `--enable-recovery`).
 //! - `allocations`: blocking calls allocate nothing.
 //! - `overhead`: what a call costs beyond the same call made directly, in turn in one process.
 
 use mpi::ffi;
 use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
-use rankwise_core::{Backend, Communicator, Config, ReduceOp, Result};
+use rankwise_core::{Backend, Communicator, Config, DeadlineMode, ReduceOp, Result};
 use rankwise_world::World;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -95,6 +96,20 @@ fn too_late() -> Result<()> {
     World::from_env()?;
     drop(mpi::initialize());
     join(Config::new()).map(|_| ())
+}
+
+fn death() -> Result<()> {
+    let config = Config::new().deadline(DeadlineMode::Enforce).timeout(Duration::from_secs(20));
+    let mut world = join(config)?.world()?;
+    world.barrier()?;
+    if world.rank() == 1 {
+        std::process::abort();
+    }
+    let start = Instant::now();
+    let error = world.barrier().err();
+    println!("after {:.1} s: {:?}", start.elapsed().as_secs_f64(), error.map(|error| error.kind().clone()));
+    // MPI's goodbye would wait for the dead.
+    std::process::exit(3);
 }
 
 /// One of every blocking call that takes no allocation to name.
@@ -191,10 +206,11 @@ fn main() -> ExitCode {
         ["stuck"] => stuck(),
         ["coexist"] => coexist(),
         ["too-late"] => too_late(),
+        ["death"] => death(),
         ["allocations"] => allocations(),
         ["overhead"] => overhead(),
         _ => {
-            eprintln!("usage: drill cycles N | stuck | coexist | too-late | allocations | overhead");
+            eprintln!("usage: drill cycles N | stuck | coexist | too-late | death | allocations | overhead");
             return ExitCode::from(2);
         }
     };
