@@ -35,7 +35,6 @@ struct OptionalBackend {
 }
 
 const OPTIONAL_BACKENDS: &[OptionalBackend] = &[
-    OptionalBackend { feature: "mpi", build_needs: &["mpicc"] },
     OptionalBackend { feature: "ucx", build_needs: &[] },
     OptionalBackend { feature: "nccl", build_needs: &[] },
 ];
