@@ -54,14 +54,21 @@ pub(crate) enum Origin {
     Spread(Spread),
 }
 
-/// A rank of a job on several hosts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Spread {
+/// This process among the ranks of its job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Standing {
+    /// Who says so, for people.
     pub(crate) source: &'static str,
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) local_rank: usize,
     pub(crate) local_size: usize,
+}
+
+/// A rank of a job on several hosts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Spread {
+    pub(crate) standing: Standing,
     pub(crate) key: String,
     pub(crate) point: MeetingPoint,
 }
@@ -95,9 +102,9 @@ pub(crate) fn origin(
             return Ok(Origin::Launched(launched));
         }
         let Launched { rank, size, local_rank, local_size, .. } = launched;
-        let (source, key) = (SOURCE, SOURCE.to_string());
+        let standing = Standing { source: SOURCE, rank, size, local_rank, local_size };
         let point = meeting_point(variables)?;
-        return Ok(Origin::Spread(Spread { source, rank, size, local_rank, local_size, key, point }));
+        return Ok(Origin::Spread(Spread { standing, key: SOURCE.to_string(), point }));
     }
     let mut half = announced.zip(missing).map(|(set, missing)| incomplete(set, missing, HOW_LAUNCHED));
     let mut complete: Vec<Claim> = Vec::new();
@@ -146,11 +153,10 @@ fn placed(
         return Ok(Origin::Alone { source });
     }
     if claim.local_size < claim.size {
-        let Claim { launcher, rank, size, local_rank, local_size } = claim;
         // The PMI server of each host is another.
-        let key = launcher.job_key(variables, |_| None)?;
+        let key = claim.launcher.job_key(variables, |_| None)?;
         let point = meeting_point(variables)?;
-        return Ok(Origin::Spread(Spread { source, rank, size, local_rank, local_size, key, point }));
+        return Ok(Origin::Spread(Spread { standing: claim.standing(), key, point }));
     }
     let key = claim.launcher.job_key(variables, pmi_server)?;
     Ok(Origin::Met { claim, key })

@@ -1,6 +1,6 @@
 //! What other launchers say about a process: one table row each, read by pure functions over a map.
 
-use crate::environment::{JOB_ID, below, number, printable};
+use crate::environment::{JOB_ID, Standing, below, number, printable};
 use rankwise_core::{Error, Result};
 use std::collections::HashMap;
 
@@ -23,6 +23,13 @@ pub(crate) struct Claim {
     pub(crate) size: usize,
     pub(crate) local_rank: usize,
     pub(crate) local_size: usize,
+}
+
+impl Claim {
+    pub(crate) fn standing(&self) -> Standing {
+        let Claim { launcher, rank, size, local_rank, local_size } = *self;
+        Standing { source: launcher.source(), rank, size, local_rank, local_size }
+    }
 }
 
 /// What a launcher's variables amount to.

@@ -157,6 +157,12 @@ mod tests {
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
+        // A process has no environment yet while its program is being loaded.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while std::fs::read(format!("/proc/{}/environ", child.id())).unwrap().is_empty() {
+            assert!(std::time::Instant::now() < until, "the child does not start");
+            std::thread::yield_now();
+        }
         assert_eq!(kill_marked(&Mark::new(job ^ 1)), 0);
         assert!(child.try_wait().unwrap().is_none());
         assert_eq!(kill_marked(&Mark::new(job)), 1);

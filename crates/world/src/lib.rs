@@ -26,7 +26,8 @@
 //! `meeting` is where ranks of one host come together that another launcher started: `door` is rank 0's listening socket,
 //! `greeting` the first two packets. `remote` is the same over several hosts: `remote_door` listens on TCP (`tcp`), `handshake`
 //! proves that both sides hold the `token`. After either, `roll_call` is the first exchange, `departure` the goodbye;
-//! `join_errors` says what went wrong, `peer` who is behind a Unix socket.
+//! `join_errors` says what went wrong, `peer` who is behind a Unix socket. Ranks that an engine has brought together already
+//! (MPI) need nothing of that kind set: `bootstrap` lets them tell each other where to meet.
 //!
 //! `store` and `liveness` are the two interfaces. `table` is the state of the store without any waiting; `thread_store` wraps
 //! it for threads, `hub` serves it to processes, whose end is `process_store`, at the end of a `line` (`wire` has the frames, a
@@ -35,6 +36,8 @@
 
 #![deny(unsafe_code)]
 
+#[cfg(target_os = "linux")]
+mod bootstrap;
 mod deadline;
 #[cfg(target_os = "linux")]
 mod departure;
@@ -108,6 +111,8 @@ mod token;
 mod wire;
 mod world;
 
+#[cfg(target_os = "linux")]
+pub use bootstrap::{Bootstrap, FRAME};
 pub use driver::{Driver, ProbeReport};
 pub use environment::{LAUNCH_VARIABLES, PROTOCOL};
 pub use failure::RankEnd;

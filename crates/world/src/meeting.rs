@@ -7,11 +7,10 @@
 use crate::deadline::Deadline;
 use crate::departure::announce_at_exit;
 use crate::door::Door;
-use crate::environment::PROTOCOL;
+use crate::environment::{PROTOCOL, Standing};
 use crate::greeting::{Answer, Greeting};
 use crate::hub::{Entrance, HOST, Hub, process};
 use crate::join_errors::{Circumstances, refused, taken};
-use crate::launchers::Claim;
 use crate::life::Life;
 use crate::limits::descriptors;
 use crate::line::Server;
@@ -43,14 +42,13 @@ const FIRST_PAUSE: Duration = Duration::from_micros(500);
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Joins, which is collective: returns when all ranks have come, or fails on all of them that have.
-pub(crate) fn join(claim: Claim, key: &str) -> Result<Inner> {
-    let Claim { rank, size, .. } = claim;
+pub(crate) fn join(standing: Standing, key: &str) -> Result<Inner> {
+    let Standing { source, rank, size, local_rank, local_size } = standing;
     if size > MAX_RANKS {
         return Err(Error::config(format!("{size} ranks are too many; one host has at most {MAX_RANKS}")));
     }
     let limit = Config::new().resolve()?.join_timeout;
     let deadline = Deadline::after(limit);
-    let source = claim.launcher.source();
     let circumstances = Circumstances { rank, size, source, key, place: "", limit };
     let (link, life, job, hub) = if rank == HOST {
         let door = Door::new(open(key, &deadline).map_err(|error| error.with_rank(rank))?);
@@ -65,7 +63,7 @@ pub(crate) fn join(claim: Claim, key: &str) -> Result<Inner> {
         let life = hub.duplicate_life()?;
         (link, life, job, Some(hub))
     } else {
-        let (socket, life, job) = visit(&claim, &circumstances, &deadline).map_err(|error| error.with_rank(rank))?;
+        let (socket, life, job) = visit(&circumstances, &deadline).map_err(|error| error.with_rank(rank))?;
         (Link::packets(socket), life, job, None)
     };
     let life = Life::take(life, rank, size).map(Arc::new).map_err(|holder| match holder {
@@ -87,8 +85,8 @@ pub(crate) fn join(claim: Claim, key: &str) -> Result<Inner> {
     Ok(Inner {
         rank,
         size,
-        local_rank: claim.local_rank,
-        local_size: claim.local_size,
+        local_rank,
+        local_size,
         job,
         source,
         placement: Placement::Processes,
@@ -180,10 +178,10 @@ fn occupied(strangers: &[Peer], key: &str) -> Error {
 }
 
 /// Comes to where rank 0 listens, and greets; again and again until it answers.
-fn visit(claim: &Claim, circumstances: &Circumstances<'_>, deadline: &Deadline) -> Result<(OwnedFd, OwnedFd, u128)> {
-    let key = circumstances.key;
+fn visit(circumstances: &Circumstances<'_>, deadline: &Deadline) -> Result<(OwnedFd, OwnedFd, u128)> {
+    let Circumstances { rank, size, key, .. } = *circumstances;
     let names = names(key)?;
-    let seat = Seat { rank: claim.rank as u32, size: claim.size as u32 };
+    let seat = Seat { rank: rank as u32, size: size as u32 };
     let greeting = Greeting { protocol: PROTOCOL.into(), version: env!("CARGO_PKG_VERSION").into(), seat }.encode();
     let mut pause = FIRST_PAUSE;
     let mut strangers: Vec<Peer> = Vec::new();
@@ -211,7 +209,7 @@ fn visit(claim: &Claim, circumstances: &Circumstances<'_>, deadline: &Deadline) 
                 Some((Answer::Refused { key, here, there }, _)) => {
                     return Err(refused(key, here, there));
                 }
-                Some((Answer::Taken { by, you }, _)) => return Err(taken(claim.rank, &by, &you)),
+                Some((Answer::Taken { by, you }, _)) => return Err(taken(rank, &by, &you)),
                 _ => {}
             }
         }

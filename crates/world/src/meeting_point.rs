@@ -22,11 +22,17 @@ pub(crate) const TOKEN_FILE: &str = "RANKWISE_TOKEN_FILE";
 pub(crate) const TOKEN_FD: &str = "RANKWISE_TOKEN_FD";
 pub(crate) const LISTEN_FD: &str = "RANKWISE_LISTEN_FD";
 
+/// Where rank 0 listens, and which interface leads there.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct MeetingPoint {
+pub(crate) struct Address {
     pub(crate) host: String,
     pub(crate) port: u16,
     pub(crate) interface: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MeetingPoint {
+    pub(crate) at: Address,
     pub(crate) listen_fd: Option<i32>,
     pub(crate) token: TokenPlace,
 }
@@ -86,9 +92,7 @@ pub(crate) fn meeting_point(variables: &HashMap<String, String>) -> Result<Meeti
         }
     };
     Ok(MeetingPoint {
-        host: host.into(),
-        port,
-        interface: given(INTERFACE).map(str::to_owned),
+        at: Address { host: host.into(), port, interface: given(INTERFACE).map(str::to_owned) },
         listen_fd: descriptor(LISTEN_FD)?,
         token,
     })
@@ -112,9 +116,7 @@ mod tests {
     #[test]
     fn the_meeting_point_is_found() {
         let expected = |host: &str, port: u16| MeetingPoint {
-            host: host.into(),
-            port,
-            interface: None,
+            at: Address { host: host.into(), port, interface: None },
             listen_fd: None,
             token: TokenPlace::File("/secret".into()),
         };
@@ -123,7 +125,7 @@ mod tests {
         assert_eq!(read(&[TORCH, TOKEN, &[(ADDRESS, "fd00::2"), (PORT, "9")]]).unwrap(), expected("fd00::2", 9));
         let by_descriptor = read(&[TORCH, TOKEN, &[(TOKEN_FD, "5"), (INTERFACE, "ib0"), (LISTEN_FD, "6")]]).unwrap();
         assert_eq!(by_descriptor.token, TokenPlace::Descriptor(5));
-        assert_eq!((by_descriptor.interface.as_deref(), by_descriptor.listen_fd), (Some("ib0"), Some(6)));
+        assert_eq!((by_descriptor.at.interface.as_deref(), by_descriptor.listen_fd), (Some("ib0"), Some(6)));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use crate::deadline::Deadline;
 use crate::departure::announce_at_exit;
-use crate::environment::{PROTOCOL, Spread};
+use crate::environment::{PROTOCOL, Spread, Standing};
 use crate::greeting::{Answer, Greeting};
 use crate::handshake::{Challenge, Hash, Hello};
 use crate::hub::{Entrance, HOST, Hub};
@@ -13,7 +13,7 @@ use crate::limits::descriptors;
 use crate::line::{Server, ready};
 use crate::link::Link;
 use crate::liveness::Departed;
-use crate::meeting_point::{LISTEN_FD, MeetingPoint, TOKEN_FD, TokenPlace};
+use crate::meeting_point::{Address, LISTEN_FD, MeetingPoint, TOKEN_FD, TokenPlace};
 use crate::packet_socket::{PacketBuffer, ReceiveError};
 use crate::process_store::ProcessStore;
 use crate::remote_door::RemoteDoor;
@@ -51,30 +51,43 @@ pub(crate) struct Way {
 
 /// Joins, which is collective: returns when all ranks have come, or fails on all of them that have.
 pub(crate) fn join(spread: Spread) -> Result<Inner> {
-    let Spread { source, rank, size, local_rank, local_size, key, point } = spread;
+    let Spread { standing, key, point } = spread;
+    let deadline = Deadline::after(Config::new().resolve()?.join_timeout);
+    let token = load(&point.token, &deadline)?;
+    let listener = match standing.rank {
+        HOST => Some(listener(&point, &deadline).map_err(|error| error.with_rank(standing.rank))?),
+        _ => None,
+    };
+    join_at(standing, &key, &point.at, token, listener)
+}
+
+/// The same when it is known where: `listener` is rank 0's.
+pub(crate) fn join_at(
+    standing: Standing,
+    key: &str,
+    at: &Address,
+    token: Token,
+    listener: Option<(OwnedFd, SocketAddr)>,
+) -> Result<Inner> {
+    let Standing { source, rank, size, local_rank, local_size } = standing;
     if size > MAX_RANKS {
         return Err(Error::config(format!("{size} ranks are too many; a job has at most {MAX_RANKS}")));
     }
     let limit = Config::new().resolve()?.join_timeout;
     let deadline = Deadline::after(limit);
-    let token = load(&point.token, &deadline)?;
     let present = Present::here();
-    let listener = match rank {
-        HOST => Some(listener(&point, &deadline).map_err(|error| error.with_rank(rank))?),
-        _ => None,
-    };
     let place = match &listener {
         Some((_, address)) => listens_on(address),
-        None => format!("rank 0 at {} port {}", point.host, point.port),
+        None => format!("rank 0 at {} port {}", at.host, at.port),
     };
-    let circumstances = Circumstances { rank, size, source, key: &key, place: &place, limit };
+    let circumstances = Circumstances { rank, size, source, key, place: &place, limit };
     let way = if let Some((listener, address)) = listener {
         tracing::info!(%address, "rank 0 listens");
-        host(listener, size, &key, token)?
+        host(listener, size, key, token)?
     } else {
         let seat = Seat { rank: rank as u32, size: size as u32 };
-        let hello = hello(seat, &key, present.hash())?;
-        call(&point, &hello, &token, &deadline, &circumstances).map_err(|error| error.with_rank(rank))?
+        let hello = hello(seat, key, present.hash())?;
+        call(at, &hello, &token, &deadline, &circumstances).map_err(|error| error.with_rank(rank))?
     };
     let departed = Departed::none_of(size);
     let store = ProcessStore::connect(way.link, rank, size, Server::Remote(departed.clone()))?;
@@ -155,14 +168,14 @@ fn listener(point: &MeetingPoint, deadline: &Deadline) -> Result<(OwnedFd, Socke
         // A name may get its address only a moment after its host has come up.
         let patience = Deadline::after(deadline.remaining().min(PATIENCE));
         let addresses = loop {
-            match tcp::resolve(&point.host, point.port, deadline) {
-                Err(_) if tcp::in_digits(&point.host).is_none() && !patience.remaining().is_zero() => {
+            match tcp::resolve(&point.at.host, point.at.port, deadline) {
+                Err(_) if tcp::in_digits(&point.at.host).is_none() && !patience.remaining().is_zero() => {
                     std::thread::sleep(LONGEST_PAUSE);
                 }
                 result => break result?,
             }
         };
-        return tcp::listen_on(&addresses, point.interface.as_deref());
+        return tcp::listen_on(&addresses, point.at.interface.as_deref());
     };
     let wrong = |what: &str| Error::config(format!("{LISTEN_FD} names descriptor {number}, which {what}"));
     // SAFETY: borrowed for fcntl and getsockopt calls only, which are harmless on any number, open or not.
@@ -194,7 +207,7 @@ fn listens_on(address: &SocketAddr) -> String {
 
 /// Calls rank 0 until it answers.
 pub(crate) fn call(
-    point: &MeetingPoint,
+    at: &Address,
     hello: &Hello,
     token: &Token,
     deadline: &Deadline,
@@ -204,8 +217,8 @@ pub(crate) fn call(
     loop {
         // Each time, because a name may get its address only when rank 0's host comes up.
         let patience = deadline.remaining().min(ATTEMPT);
-        let connected = match tcp::resolve(&point.host, point.port, &Deadline::after(patience)) {
-            Ok(addresses) => tcp::connect_to(&addresses, point.interface.as_deref(), patience)?,
+        let connected = match tcp::resolve(&at.host, at.port, &Deadline::after(patience)) {
+            Ok(addresses) => tcp::connect_to(&addresses, at.interface.as_deref(), patience)?,
             Err(error) => Err(error.message().to_string()),
         };
         let why = match connected.map(|socket| attempt(socket, hello, token, deadline.remaining())) {
@@ -221,7 +234,7 @@ pub(crate) fn call(
                 let message = format!(
                     "rank 0 at {} port {} does not hold the same token, or it is an impostor; copy the token file of rank 0's \
                      host to all hosts",
-                    point.host, point.port
+                    at.host, at.port
                 );
                 return Err(Error::new(kind, message).with_peers([HOST]));
             }

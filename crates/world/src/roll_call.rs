@@ -142,7 +142,7 @@ pub(crate) fn answer_across(
 const SHORT: usize = 16;
 
 /// The same on all ranks that run under one kernel and see the same network.
-fn host_id() -> Hash {
+pub(crate) fn host_id() -> Hash {
     let mut hash = Sha256::new();
     hash.update(std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default());
     hash.update([0]);

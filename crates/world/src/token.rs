@@ -29,6 +29,11 @@ impl Token {
         random_bytes().map(Token)
     }
 
+    /// One that came by a way that nobody else sees.
+    pub(crate) fn from_bytes(bytes: [u8; BYTES]) -> Token {
+        Token(bytes)
+    }
+
     /// Reads one from a file of this user that nobody else may read, and that is no link. `Config` says what is wrong
     /// with it.
     pub fn read(path: &Path) -> Result<Token> {

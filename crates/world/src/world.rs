@@ -88,7 +88,7 @@ impl World {
         let inner = match origin {
             Origin::Alone { source } => return Ok(World::alone(source)),
             Origin::Launched(launched) => crate::joining::join(launched)?,
-            Origin::Met { claim, key } => crate::meeting::join(claim, &key)?,
+            Origin::Met { claim, key } => crate::meeting::join(claim.standing(), &key)?,
             Origin::Spread(spread) => crate::remote::join(spread)?,
         };
         Ok(World(Arc::new(inner)))
@@ -104,12 +104,17 @@ impl World {
         Err(Error::new(kind, "use World::threads here"))
     }
 
+    #[cfg(target_os = "linux")]
+    pub(crate) fn of(inner: Inner) -> World {
+        World(Arc::new(inner))
+    }
+
     /// A world of one rank.
     pub fn solo() -> World {
         World::alone(environment::ALONE)
     }
 
-    fn alone(source: &'static str) -> World {
+    pub(crate) fn alone(source: &'static str) -> World {
         let local = Local {
             size: 1,
             job: random_id(),

@@ -192,6 +192,76 @@ fn two_hosts_meet() {
     assert!(ended[1].text.contains("REFUSED Timeout [0]"), "{}", ended[1].text);
 }
 
+/// A directory that ends with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new() -> Directory {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("rankwise-engine-{}-{number}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        Directory(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Ranks that an engine has brought together, and who are told nothing else.
+fn brought_together(size: usize, role: &str, hosts: &[&[&str]]) -> (Ranks, Directory) {
+    let directory = Directory::new();
+    let mut ranks = Ranks::new(size, role);
+    ranks.on(hosts);
+    ranks.set("MASTER_ADDR", "");
+    ranks.set(foreign::engine::ENGINE, directory.0.to_str().unwrap());
+    (ranks, directory)
+}
+
+#[test]
+fn ranks_of_an_engine_meet_without_an_address_or_a_token() {
+    // On one host the store can carry descriptors, so the role differs.
+    let (mut ranks, _directory) = brought_together(3, "victim", &[]);
+    ranks.set("VICTIM", "1");
+    ranks.start_all();
+    ranks.wait_for("waiting", 3);
+    ranks.kill(1);
+    for rank in [0, 2] {
+        let Ended { code, text } = ranks.finish_one(rank);
+        assert_eq!(code, Some(0), "rank {rank}:\n{text}");
+    }
+    let Some(hosts) = TwoHosts::new() else { return };
+    let [a, b] = hosts.commands();
+    let (mut ranks, _directory) = brought_together(4, "identity", &[&a, &b]);
+    ranks.set("REAL_HOSTS", "1");
+    ranks.start_all();
+    ranks.all_done();
+    // What rank 0 can't do all hear.
+    let (mut ranks, _directory) = brought_together(4, "identity", &[&a, &b]);
+    ranks.set("RANKWISE_INTERFACE", "nonet9");
+    ranks.start_all();
+    for (rank, Ended { code, text }) in ranks.finish().iter().enumerate() {
+        assert_eq!(*code, Some(3), "rank {rank}:\n{text}");
+        assert!(text.contains("REFUSED Config") && text.contains("nonet9"), "rank {rank}:\n{text}");
+    }
+}
+
+#[test]
+fn a_rank_that_an_engine_misses_is_named() {
+    let (mut ranks, _directory) = brought_together(3, "victim", &[]);
+    ranks.set("VICTIM", "1");
+    ranks.set("RANKWISE_JOIN_TIMEOUT", "1");
+    [0, 2].into_iter().for_each(|rank| ranks.start(rank));
+    for Ended { code, text } in ranks.finish() {
+        assert_eq!(code, Some(3), "{text}");
+        assert!(text.contains("REFUSED Timeout [1]"), "{text}");
+    }
+}
+
 #[test]
 fn a_host_that_vanishes_without_a_word_is_given_up() {
     let Some(hosts) = TwoHosts::new() else { return };
@@ -290,13 +360,13 @@ fn victim(world: &World) {
         assert!(started.elapsed() < LONG, "rank {victim} does not end");
         thread::sleep(Duration::from_millis(1));
     }
-    let all = Group::world(4);
+    let all = Group::world(world.size());
     let error = world.store().exchange("k", "what nobody gets", &all, &[], Attachment::None, LONG).unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::PeerLost, "{error}");
     assert_eq!(error.peers(), [victim]);
     if victim != 0 {
         // Rank 0 serves the store, so it goes last.
-        let rest = Group::new((0..4).filter(|rank| *rank != victim)).unwrap();
+        let rest = Group::new((0..world.size()).filter(|rank| *rank != victim)).unwrap();
         world.store().exchange("rest", "the rest", &rest, &[], Attachment::None, LONG).unwrap();
     }
 }

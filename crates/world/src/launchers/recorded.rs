@@ -215,8 +215,9 @@ fn ranks_on_several_hosts_meet_at_rank_0() {
     const PLACE: Row =
         &[("MASTER_ADDR", "node1"), ("RANKWISE_PORT", "7000"), ("RANKWISE_TOKEN_FILE", "/run/secret/token")];
     let Origin::Spread(spread) = read(&[SRUN, TWO_NODES, PLACE]).unwrap() else { panic!() };
-    assert_eq!((spread.rank, spread.size, spread.local_rank, spread.local_size), (3, 8, 3, 4));
-    assert_eq!((&spread.point.host[..], spread.point.port), ("node1", 7000));
+    let standing = spread.standing;
+    assert_eq!((standing.rank, standing.size, standing.local_rank, standing.local_size), (3, 8, 3, 4));
+    assert_eq!((&spread.point.at.host[..], spread.point.at.port), ("node1", 7000));
     assert_eq!(spread.key, "SLURM_JOB_ID.SLURM_STEP_ID=4711.2");
     assert!(refused(&[SRUN, TWO_NODES]).message().contains("RANKWISE_ADDRESS"));
     // What torchrun's agent serves is not ours.

@@ -38,7 +38,7 @@ impl Drop for Secret {
 struct Place {
     secret: Secret,
     size: usize,
-    point: MeetingPoint,
+    address: Address,
     hub: Hub,
     /// Rank 0's own.
     link: Link,
@@ -49,18 +49,12 @@ impl Place {
         let secret = Secret::new();
         let (listener, address) = tcp::listen_on(&["127.0.0.1:0".parse().unwrap()], None).unwrap();
         let way = host(listener, size, KEY, secret.token()).unwrap();
-        let point = MeetingPoint {
-            host: address.ip().to_string(),
-            port: address.port(),
-            interface: None,
-            listen_fd: None,
-            token: TokenPlace::File(secret.0.clone()),
-        };
-        Place { secret, size, point, hub: way.hub.unwrap(), link: way.link }
+        let address = Address { host: address.ip().to_string(), port: address.port(), interface: None };
+        Place { secret, size, address, hub: way.hub.unwrap(), link: way.link }
     }
 
     fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect((self.point.host.as_str(), self.point.port)).unwrap();
+        let stream = TcpStream::connect((self.address.host.as_str(), self.address.port)).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         stream
     }
@@ -70,7 +64,7 @@ impl Place {
     }
 
     fn attempt(&self, hello: &Hello, token: &Token) -> std::result::Result<Answer, Failure> {
-        let addresses = tcp::resolve(&self.point.host, self.point.port, &Deadline::after(LONG)).unwrap();
+        let addresses = tcp::resolve(&self.address.host, self.address.port, &Deadline::after(LONG)).unwrap();
         let socket = tcp::connect_to(&addresses, None, LONG).unwrap().unwrap();
         attempt(socket, hello, token, LONG).map(|(_, answer)| answer)
     }
@@ -79,7 +73,7 @@ impl Place {
         let deadline = Deadline::after(LONG);
         let circumstances =
             Circumstances { rank, size: self.size, source: "a test", key: KEY, place: "here", limit: LONG };
-        let way = call(&self.point, &self.hello(rank), &self.secret.token(), &deadline, &circumstances)?;
+        let way = call(&self.address, &self.hello(rank), &self.secret.token(), &deadline, &circumstances)?;
         answer(way.link, rank, self.size)
     }
 
@@ -217,7 +211,7 @@ fn each_rank_comes_once_and_in_the_world() {
     let token = place.secret.token();
     let deadline = Deadline::after(LONG);
     let here = Circumstances { rank: 1, size: 3, source: "a test", key: KEY, place: "here", limit: LONG };
-    let first = call(&place.point, &place.hello(1), &token, &deadline, &here).unwrap();
+    let first = call(&place.address, &place.hello(1), &token, &deadline, &here).unwrap();
     for rank in [0, 1] {
         let Ok(Answer::Taken { by, you }) = place.attempt(&place.hello(rank), &token) else { panic!("rank {rank}") };
         let me = format!("process {}", std::process::id());
@@ -240,7 +234,7 @@ fn many_requests_at_once_are_all_answered() {
     let place = Place::open(2);
     let deadline = Deadline::after(LONG);
     let here = Circumstances { rank: 1, size: 2, source: "a test", key: KEY, place: "here", limit: LONG };
-    let link = call(&place.point, &place.hello(1), &place.secret.token(), &deadline, &here).unwrap().link;
+    let link = call(&place.address, &place.hello(1), &place.secret.token(), &deadline, &here).unwrap().link;
     let seat = Seat { rank: 1, size: 2 };
     let mut bytes = framed(&encode_request(0, &Frame::Hello { protocol: PROTOCOL.into(), seat }));
     // More than rank 0 takes in one go, and less than it reads in one: nothing more comes that would wake it.

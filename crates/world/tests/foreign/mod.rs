@@ -3,6 +3,8 @@
 // Each test binary uses its part of this.
 #![allow(dead_code)]
 
+pub(crate) mod engine;
+
 use rankwise_core::Group;
 use rankwise_world::{Attachment, World};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with};
@@ -53,7 +55,11 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// The world of this rank; a refusal is printed and ends the process.
 pub(crate) fn joined() -> World {
-    World::from_env().unwrap_or_else(|error| {
+    let world = match engine::Files::of_environment() {
+        Some(engine) => World::bootstrap(&engine),
+        None => World::from_env(),
+    };
+    world.unwrap_or_else(|error| {
         println!("REFUSED {:?} {:?} {error}", error.kind(), error.peers());
         std::process::exit(3);
     })
@@ -102,12 +108,17 @@ impl Ranks {
     /// Spreads the ranks evenly over hosts, which meet at this address and a free port of it; each host is a command that the
     /// program is started under.
     pub(crate) fn spread(&mut self, address: &str, port: u16, token: &Path, hosts: &[&[&str]]) {
-        self.per_host = self.size / hosts.len();
-        self.hosts = hosts.iter().map(|command| command.iter().map(|word| word.to_string()).collect()).collect();
-        self.set("LOCAL_WORLD_SIZE", &self.per_host.to_string());
+        self.on(hosts);
         self.set("MASTER_ADDR", address);
         self.set("RANKWISE_PORT", &port.to_string());
         self.set("RANKWISE_TOKEN_FILE", token.to_str().unwrap());
+    }
+
+    /// Puts the ranks on hosts without saying where they meet.
+    pub(crate) fn on(&mut self, hosts: &[&[&str]]) {
+        self.per_host = self.size / hosts.len().max(1);
+        self.hosts = hosts.iter().map(|command| command.iter().map(|word| word.to_string()).collect()).collect();
+        self.set("LOCAL_WORLD_SIZE", &self.per_host.to_string());
     }
 
     /// For those started from now on.
