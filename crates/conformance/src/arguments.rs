@@ -8,7 +8,7 @@ use crate::rank::run_planned;
 use crate::report::{Format, Summary};
 use crate::runner::{Options, list, run};
 use rankwise_core::{Error, Result};
-use rankwise_world::{Driver, Placement, World};
+use rankwise_world::{Driver, Placement};
 use std::io;
 use std::process::ExitCode;
 
@@ -80,7 +80,7 @@ pub fn rank_main_expecting(driver: &dyn Driver, expectations: Vec<Expectations>)
 
 fn run_where_we_are(driver: &dyn Driver, mut options: Options) -> Result<Summary> {
     if options.modes.is_empty() {
-        options.modes = match World::from_env()?.placement() {
+        options.modes = match driver.world()?.placement() {
             Placement::Solo => vec![Mode::Threads, Mode::Processes],
             _ => vec![Mode::Outer],
         };

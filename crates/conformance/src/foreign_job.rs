@@ -49,13 +49,21 @@ struct Said {
     broken: Option<String>,
 }
 
+/// As the first backend that is asked for sees it, or else the environment.
+fn world(drivers: &[&dyn Driver], options: &Options) -> Result<World> {
+    match drivers.iter().find(|driver| options.backends.first().is_some_and(|name| name == driver.name())) {
+        Some(driver) => driver.world(),
+        None => World::from_env(),
+    }
+}
+
 /// Runs what `options` say inside the job that this process is a rank of. Collective; the ranks are started with equal
 /// options, and rank 0's seed counts. Rank 0 prints to `out`; all return the same counts.
 ///
 /// `NoBackend` and `InvalidArgument` as [`run`](crate::run), and when the ranks differ in their options. When a case hangs,
 /// rank 0 reports it with what every rank called last, and the process of every rank ends with exit code 1.
 pub fn run_in_job(drivers: &[&dyn Driver], options: &Options, out: &mut (dyn Write + Send)) -> Result<Summary> {
-    let world = World::from_env()?;
+    let world = world(drivers, options)?;
     let prepared = prepare(drivers, options, &world);
     let opening = Opening {
         version: env!("CARGO_PKG_VERSION").into(),

@@ -51,7 +51,7 @@ pub fn run_planned(drivers: &[&dyn Driver]) -> Option<ExitCode> {
     };
     let ranks = match plan.mode {
         Mode::Threads => World::threads(plan.ranks, run),
-        Mode::Processes | Mode::Outer => World::from_env().map(|world| vec![run(world)]),
+        Mode::Processes | Mode::Outer => driver.world().map(|world| vec![run(world)]),
     };
     Some(match ranks {
         Ok(ranks) if ranks.iter().all(|fine| *fine) => ExitCode::SUCCESS,

@@ -2,7 +2,8 @@
 //!
 //! - `cycles N`: N communicators are made and dropped; MPICH has some 2,000.
 //! - `stuck`: rank 0 waits for rank 1, which never comes; the watching thread ends the process.
-//! - `coexist`: the program has initialised MPI through rsmpi, and ends it.
+//! - `coexist`: the program has initialised MPI through rsmpi, gives a communicator of its own, and ends MPI.
+//! - `environment`: the world is the launcher's, from its variables, instead of MPI's.
 //! - `too-late`: MPI has been finalized before anybody joins.
 //! - `death`: rank 1 dies; with enforced deadlines rank 0 learns of it, if the launcher lets it live (Open MPI: `--enable-recovery`).
 //! - `allocations`: blocking calls allocate nothing.
@@ -46,8 +47,21 @@ unsafe impl GlobalAlloc for Counting {
 static COUNTING: Counting = Counting;
 
 fn join(config: Config) -> Result<Backend> {
+    join_in(&rankwise_mpi::driver().world()?, config)
+}
+
+fn join_in(world: &World, config: Config) -> Result<Backend> {
+    Ok(Backend::new(rankwise_mpi::driver().join(world, &config)?, config.resolve()?))
+}
+
+fn environment() -> Result<()> {
     let world = World::from_env()?;
-    Ok(Backend::new(rankwise_mpi::driver().join(&world, &config)?, config.resolve()?))
+    let mut comm = join_in(&world, Config::new())?.world()?;
+    let mut x = [1];
+    comm.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
+    assert_eq!(x, [world.size() as i32]);
+    println!("{} ranks of {}", world.size(), world.source());
+    Ok(())
 }
 
 fn cycles(count: usize) -> Result<()> {
@@ -78,13 +92,26 @@ fn stuck() -> Result<()> {
 fn coexist() -> Result<()> {
     let Some((universe, _)) = mpi::initialize_with_threading(mpi::Threading::Multiple) else { return Ok(()) };
     {
-        let mut world = join(Config::new())?.world()?;
-        let mut x = [world.rank() as i32 + 1];
-        world.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
         let theirs = universe.world();
-        let mut sum = 0;
-        theirs.all_reduce_into(&(theirs.rank() + 1), &mut sum, mpi::collective::SystemOperation::sum());
+        let (mut x, mut sum) = ([theirs.rank() + 1], 0);
+        theirs.all_reduce_into(&x[0], &mut sum, mpi::collective::SystemOperation::sum());
+        join(Config::new())?.world()?.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
         assert_eq!(x, [sum]);
+        // One of the program's own, with the ranks the other way round, and freed before it is used.
+        let reversed = theirs.split_by_color_with_key(mpi::topology::Color::with_value(1), -theirs.rank());
+        let reversed = reversed.ok_or_else(|| rankwise_core::Error::invalid("no communicator"))?;
+        let world = rankwise_mpi::world_of(&reversed)?;
+        drop(reversed);
+        assert_eq!(
+            (world.rank(), world.size()),
+            ((theirs.size() - 1 - theirs.rank()) as usize, theirs.size() as usize)
+        );
+        let mut comm = join_in(&world, Config::new())?.world()?;
+        let mut all = vec![0; world.size()];
+        comm.all_gather(&[theirs.rank()], &mut all)?;
+        assert!(all.iter().rev().copied().eq(0..theirs.size()), "{all:?}");
+        let alone = rankwise_mpi::world_of(&mpi::topology::SimpleCommunicator::self_comm())?;
+        assert_eq!(alone.size(), 1);
     }
     drop(universe);
     println!("rsmpi has ended MPI");
@@ -92,8 +119,6 @@ fn coexist() -> Result<()> {
 }
 
 fn too_late() -> Result<()> {
-    // Before the end of MPI, which takes MPICH's name of the job with it.
-    World::from_env()?;
     drop(mpi::initialize());
     join(Config::new()).map(|_| ())
 }
@@ -205,12 +230,15 @@ fn main() -> ExitCode {
         ["cycles", count] => count.parse().map_or(Ok(()), cycles),
         ["stuck"] => stuck(),
         ["coexist"] => coexist(),
+        ["environment"] => environment(),
         ["too-late"] => too_late(),
         ["death"] => death(),
         ["allocations"] => allocations(),
         ["overhead"] => overhead(),
         _ => {
-            eprintln!("usage: drill cycles N | stuck | coexist | too-late | death | allocations | overhead");
+            eprintln!(
+                "usage: drill cycles N | stuck | coexist | environment | too-late | death | allocations | overhead"
+            );
             return ExitCode::from(2);
         }
     };

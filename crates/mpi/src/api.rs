@@ -89,7 +89,8 @@ macro_rules! functions {
             MPI_Error_class error_class(code: c_int, class: *mut c_int);
             MPI_Comm_rank comm_rank(comm: Comm<Self>, rank: *mut c_int);
             MPI_Comm_size comm_size(comm: Comm<Self>, size: *mut c_int);
-            MPI_Comm_dup comm_dup(comm: Comm<Self>, dup: *mut Comm<Self>);
+            MPI_Comm_idup comm_idup(comm: Comm<Self>, dup: *mut Comm<Self>, request: *mut Request<Self>);
+            MPI_Comm_test_inter comm_test_inter(comm: Comm<Self>, flag: *mut c_int);
             MPI_Comm_free comm_free(comm: *mut Comm<Self>);
             MPI_Comm_group comm_group(comm: Comm<Self>, group: *mut GroupOf<Self>);
             MPI_Comm_create_group comm_create_group(comm: Comm<Self>, group: GroupOf<Self>, tag: c_int, new: *mut Comm<Self>);

@@ -2,6 +2,7 @@
 
 use crate::api::{Api, Comm, Request, Status};
 use crate::backend::MpiBackend;
+use crate::base::Base;
 use crate::library::Library;
 use crate::native::{self, Integers};
 use crate::post::Word;
@@ -41,6 +42,7 @@ unsafe impl Send for Scratch {}
 
 pub(crate) struct Channel<A: Api> {
     pub(crate) library: Arc<Library<A>>,
+    pub(crate) base: Arc<Base<A>>,
     pub(crate) comm: Comm<A>,
     pub(crate) spec: CommSpec,
     pub(crate) me: usize,
@@ -89,7 +91,8 @@ impl<A: Api> Channel<A> {
     pub(crate) fn new(backend: &MpiBackend<A>, comm: Comm<A>, spec: CommSpec, id: u64, me: usize) -> Channel<A> {
         let members = spec.group.len();
         Channel {
-            library: backend.library.clone(),
+            library: backend.base.library.clone(),
+            base: backend.base.clone(),
             comm,
             spec,
             me,
@@ -241,14 +244,14 @@ impl<A: Api> Channel<A> {
         if self.broken.load(Ordering::Acquire) {
             return;
         }
-        self.poison(Word::Aborted.error(self.library.rank));
+        self.poison(Word::Aborted.error(self.base.rank));
         self.tell(Word::Aborted);
     }
 
     /// Tells all other members, without waiting.
     pub(crate) fn tell(&self, word: Word) {
-        for rank in self.spec.group.ranks().filter(|rank| *rank != self.library.rank) {
-            self.library.tell(rank, word, self.id);
+        for rank in self.spec.group.ranks().filter(|rank| *rank != self.base.rank) {
+            self.base.tell(rank, word, self.id);
         }
     }
 
@@ -276,7 +279,7 @@ impl<A: Api> Channel<A> {
 
     /// Looks for what ends a wait: the abort or the death of a peer.
     pub(crate) fn interrupted(&self) -> Result<()> {
-        self.library.collect();
+        self.base.collect();
         self.look_for_the_dead();
         self.cause().map_or(Ok(()), Err)
     }
@@ -358,7 +361,7 @@ impl<A: Api> Watched for Channel<A> {
     }
 
     fn name(&self) -> String {
-        format!("group {} at rank {}", self.spec.group, self.library.rank)
+        format!("group {} at rank {}", self.spec.group, self.base.rank)
     }
 
     fn on_stuck(&self) -> OnStuck {
@@ -366,14 +369,14 @@ impl<A: Api> Watched for Channel<A> {
     }
 
     fn aborted(&self) -> bool {
-        self.library.collect();
+        self.base.collect();
         self.broken.load(Ordering::Acquire)
     }
 }
 
 impl<A: Api> Drop for Channel<A> {
     fn drop(&mut self) {
-        self.library.refuse_post(self.id);
+        self.base.refuse_post(self.id);
         // Freed only when no call can be in it.
         if self.broken.load(Ordering::Acquire) {
             return;

@@ -22,7 +22,7 @@ impl<A: Api> MpiCommunicator<A> {
     /// As for [`RawCommunicator::start`].
     unsafe fn begin(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<Started<A>> {
         if self.0.spec.check || self.enforces() {
-            self.0.library.collect();
+            self.0.base.collect();
         }
         self.0.usable()?;
         self.0.sweep();
@@ -40,7 +40,7 @@ impl<A: Api> MpiCommunicator<A> {
     /// As for [`RawCommunicator::run`].
     unsafe fn checked(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
         let begun = Instant::now();
-        self.0.library.collect();
+        self.0.base.collect();
         self.0.usable()?;
         if matches!(calls, [RawCall { kind: OpKind::Send | OpKind::Recv, .. }]) {
             // SAFETY: the caller's promise.

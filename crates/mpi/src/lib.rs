@@ -4,11 +4,11 @@
 //!
 //! - `api`: the part of MPI that is used, as a trait; `linked` has it from the MPI that the build found, `standard` from one with MPI 5's
 //!   standard ABI that is found at run time;
-//! - `library`, `operators`: MPI in this process, and our own reductions as its operators;
+//! - `library`, `operators`: MPI in this process, and our own reductions as its operators; `base`: the ranks of a world;
 //! - `way`, `native`, `room`: one call as one collective, with what is done before and after it;
 //! - `channel`, `flight`, `work`, `watch`: one communicator, its blocking and started calls, and who watches them;
 //! - `meeting`, `queue`, `header`, `post`: check mode, and words outside every call;
-//! - `communicator`, `backend`: the backend interface.
+//! - `communicator`, `backend`, `driver`: the backend interface.
 //!
 //! The feature `linked` needs an MPI (`mpicc`, or what `MPICC` names) and libclang at build time, `abi` nothing; without either the crate is
 //! empty, so that a workspace builds without an MPI.
@@ -20,9 +20,13 @@ mod api;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod backend;
 #[cfg(any(feature = "linked", feature = "abi"))]
+mod base;
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod channel;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod communicator;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod driver;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod flight;
 #[cfg(any(feature = "linked", feature = "abi"))]
@@ -53,6 +57,6 @@ mod way;
 mod work;
 
 #[cfg(feature = "linked")]
-pub use linked::driver;
+pub use linked::{driver, world_of, world_of_raw};
 #[cfg(feature = "abi")]
-pub use standard::abi_driver;
+pub use standard::{abi_driver, abi_world_of_raw};

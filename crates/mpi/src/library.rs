@@ -1,10 +1,10 @@
 //! The MPI of this process: started once, asked who we are, ended at exit.
 
-use crate::api::{Api, Comm, Constants, Datatype, Named, Op, Status};
+use crate::api::{Api, Constants, Datatype, Named, Op, Status};
 use crate::channel::Channel;
+use crate::driver::State;
 use crate::operators;
-use crate::post::Post;
-use rankwise_core::{DType, Error, ErrorKind, ReduceOp, Result};
+use rankwise_core::{DType, Error, ErrorKind, ReduceOp, Result, Settings};
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,8 @@ static IN_USE: Mutex<Option<&'static str>> = Mutex::new(None);
 /// An initialised MPI library.
 pub(crate) struct Library<A: Api> {
     pub(crate) api: A,
-    pub(crate) rank: usize,
-    pub(crate) size: usize,
     /// What the library says of itself, its first line.
     pub(crate) version: String,
-    /// Of all ranks; returns errors instead of ending the job.
-    pub(crate) world: Comm<A>,
     pub(crate) constants: Constants,
     named: [Datatype<A>; 10],
     /// Our own reductions, by type and operator.
@@ -31,7 +27,6 @@ pub(crate) struct Library<A: Api> {
     broken: AtomicBool,
     /// Communicators with calls that wait for their members.
     pub(crate) pending: Mutex<Vec<Weak<Channel<A>>>>,
-    pub(crate) post: Post<A>,
 }
 
 // SAFETY: handles are names that any thread may use (the thread level is MPI_THREAD_MULTIPLE).
@@ -48,11 +43,12 @@ fn zeroed() -> c_int {
 }
 
 impl<A: Api> Library<A> {
-    /// Starts MPI, or joins the one that the program has started. Collective over MPI's world.
+    /// Starts MPI, or joins the one that the program has started. Collective over MPI's world: a start that does not come back within the
+    /// join timeout is reported, and ends the process if the settings say so.
     ///
     /// `Unsupported` when its thread level is below `MPI_THREAD_MULTIPLE`; `NoBackend` when it has been finalized, or this
     /// process uses another MPI already.
-    pub(crate) fn start(api: A, driver: &'static str) -> Result<Library<A>> {
+    pub(crate) fn start(api: A, driver: &'static str, settings: &Settings) -> Result<Library<A>> {
         {
             let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(other) = in_use.filter(|other| *other != driver) {
@@ -67,19 +63,7 @@ impl<A: Api> Library<A> {
         }
         let constants = api.constants();
         let version = version(&api, &constants);
-        initialise(&api, &constants, &version)?;
-        let world = api.comm_world();
-        let (mut rank, mut size, mut dup) = (zeroed(), zeroed(), api.comm_null());
-        // SAFETY: MPI is initialised; the results are places of ours.
-        let codes = unsafe {
-            [
-                api.comm_rank(world, &mut rank),
-                api.comm_size(world, &mut size),
-                api.comm_dup(world, &mut dup),
-                api.comm_set_errhandler(dup, api.errors_return()),
-            ]
-        };
-        codes.into_iter().try_for_each(|code| succeeded(&api, &constants, &version, code))?;
+        initialise(&api, &constants, &version, settings)?;
         let named = [
             Named::I8,
             Named::U8,
@@ -95,12 +79,8 @@ impl<A: Api> Library<A> {
         .map(|name| api.named_datatype(name));
         let operators = operators::create(&api).map_err(|code| engine_error(&api, &constants, &version, code))?;
         Ok(Library {
-            rank: rank as usize,
-            size: size as usize,
-            world: dup,
             broken: AtomicBool::new(false),
             pending: Mutex::default(),
-            post: Post::default(),
             api,
             version,
             constants,
@@ -190,7 +170,7 @@ impl<A: Api> Library<A> {
 }
 
 /// Makes `end` run at exit, when MPI is ours to end.
-fn initialise<A: Api>(api: &A, constants: &Constants, version: &str) -> Result<()> {
+fn initialise<A: Api>(api: &A, constants: &Constants, version: &str, settings: &Settings) -> Result<()> {
     let (mut initialised, mut finalised, mut provided) = (zeroed(), zeroed(), zeroed());
     // SAFETY: both may be called at any time.
     unsafe {
@@ -205,7 +185,8 @@ fn initialise<A: Api>(api: &A, constants: &Constants, version: &str) -> Result<(
     }
     if initialised == 0 {
         // SAFETY: not initialised; MPI may be started without the program's arguments.
-        let code = unsafe { api.init_thread(null_mut(), null_mut(), constants.thread_multiple, &mut provided) };
+        let init = || unsafe { api.init_thread(null_mut(), null_mut(), constants.thread_multiple, &mut provided) };
+        let code = crate::watch::starting("MPI_Init_thread", settings.join_timeout, settings.on_stuck, init);
         succeeded(api, constants, version, code)?;
         OURS.store(true, Ordering::Relaxed);
     } else {
@@ -284,10 +265,10 @@ pub(crate) fn at_exit(end: extern "C" fn(c_int, *mut std::ffi::c_void)) {
 }
 
 /// Ends MPI if this crate has started it.
-pub(crate) fn end<A: Api>(library: &Mutex<Option<std::sync::Arc<Library<A>>>>, status: c_int) {
+pub(crate) fn end<A: Api>(state: &Mutex<State<A>>, status: c_int) {
     // Not waited for: a thread that holds it is starting MPI.
-    if let Ok(library) = library.try_lock()
-        && let Some(library) = &*library
+    if let Ok(state) = state.try_lock()
+        && let Some(library) = &state.library
     {
         library.end(status);
     }

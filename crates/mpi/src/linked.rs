@@ -4,12 +4,13 @@ use crate::api::{
     Api, Builtin, Comm, Constants, Datatype, Errhandler, GroupOf, Handles, Message, Named, Op, Request, Status,
     UserFunction, functions,
 };
-use crate::backend::MpiDriver;
-use crate::library::{self, Library};
+use crate::driver::{MpiDriver, State};
+use crate::library;
 use mpi::ffi;
-use rankwise_world::Driver;
+use rankwise_core::Result;
+use rankwise_world::{Driver, World};
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// Open MPI's handles are pointers, those of MPICH and its kin integers; rsmpi does not bind `MPI_IN_PLACE`, whose value goes
 /// with that.
@@ -119,20 +120,44 @@ macro_rules! forward {
 }
 functions!(forward);
 
-static LIBRARY: Mutex<Option<Arc<Library<Linked>>>> = Mutex::new(None);
+static STATE: Mutex<State<Linked>> = Mutex::new(State::new());
 
 extern "C" fn at_exit(status: c_int, _: *mut c_void) {
-    library::end(&LIBRARY, status);
+    library::end(&STATE, status);
 }
+
+static DRIVER: MpiDriver<Linked> = MpiDriver {
+    name: "mpi",
+    description: "the MPI this program was built with; ranks are started by its mpirun",
+    find: || Ok(Linked),
+    state: &STATE,
+    at_exit: || library::at_exit(at_exit),
+};
 
 /// The driver of the MPI that this program was built with.
 pub fn driver() -> &'static dyn Driver {
-    static DRIVER: MpiDriver<Linked> = MpiDriver {
-        name: "mpi",
-        description: "the MPI this program was built with; ranks are started by its mpirun",
-        find: || Ok(Linked),
-        library: &LIBRARY,
-        at_exit: || library::at_exit(at_exit),
-    };
     &DRIVER
+}
+
+/// The world of the ranks of a communicator that the program has from rsmpi, in their order. Collective over them; blocks up to
+/// `RANKWISE_JOIN_TIMEOUT`.
+///
+/// The communicator is duplicated, so what the program does with it, or when it frees it, is of no concern. The duplicate is kept until the
+/// process ends. Backends of this world come from [`driver`]'s `join`.
+///
+/// `InvalidArgument` for an intercommunicator, `Unsupported` when MPI was initialised with less than `MPI_THREAD_MULTIPLE`, and what
+/// [`World::bootstrap`] says.
+pub fn world_of(communicator: &impl mpi::traits::Communicator) -> Result<World> {
+    // SAFETY: rsmpi's communicators exist for as long as their values.
+    unsafe { world_of_raw(communicator.as_raw()) }
+}
+
+/// The same for a communicator that the program has from elsewhere, such as C.
+///
+/// # Safety
+///
+/// The handle is of a communicator that exists.
+pub unsafe fn world_of_raw(communicator: ffi::MPI_Comm) -> Result<World> {
+    // SAFETY: the caller's promise.
+    unsafe { DRIVER.world_of(communicator) }
 }

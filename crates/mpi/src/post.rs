@@ -1,11 +1,11 @@
 //! Words between ranks outside every call: abort, failure, goodbye.
 //!
-//! They travel on the communicator of all ranks, which is never freed, and name the one that they are about: a message that arrives on a
+//! They travel on the communicator of all ranks (`base`), which is never freed, and name the one that they are about: a message that arrives on a
 //! freed communicator would be given to the next one that MPI makes (Open MPI does so).
 
 use crate::api::{Api, Named, Request, Status};
+use crate::base::Base;
 use crate::channel::{Channel, lock};
-use crate::library::Library;
 use rankwise_core::{Error, ErrorKind};
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -63,7 +63,7 @@ impl<A: Api> Default for Post<A> {
     }
 }
 
-impl<A: Api> Library<A> {
+impl<A: Api> Base<A> {
     /// From now on words about this communicator are kept.
     pub(crate) fn expect_post(&self, id: u64) {
         lock(&self.post.live).insert(id, Weak::new());
@@ -85,12 +85,12 @@ impl<A: Api> Library<A> {
     /// Tells a rank, without waiting.
     pub(crate) fn tell(&self, rank: usize, word: Word, id: u64) {
         let letter = Box::new([word as u64, id, self.rank as u64]);
-        let mut request = self.api.request_null();
-        let datatype = self.named(Named::U64);
+        let api = &self.library.api;
+        let mut request = api.request_null();
+        let datatype = self.library.named(Named::U64);
         // SAFETY: the letter is kept until it is sent.
-        let code = unsafe {
-            self.api.isend(letter.as_ptr().cast(), 3, datatype, rank as c_int, POST, self.world, &mut request)
-        };
+        let code =
+            unsafe { api.isend(letter.as_ptr().cast(), 3, datatype, rank as c_int, POST, self.comm, &mut request) };
         let mut sent = lock(&self.post.sent);
         if code == 0 {
             sent.push((request, letter));
@@ -98,24 +98,24 @@ impl<A: Api> Library<A> {
         sent.retain_mut(|(request, _)| {
             let (mut flag, mut status) = (0, Status::default());
             // SAFETY: a request of ours that is not finished.
-            unsafe { self.api.test(request, &mut flag, &mut status) == 0 && flag == 0 }
+            unsafe { api.test(request, &mut flag, &mut status) == 0 && flag == 0 }
         });
     }
 
     /// Takes in what has come.
     pub(crate) fn collect(&self) {
-        let any = self.constants.any_source;
+        let (api, any) = (&self.library.api, self.library.constants.any_source);
         loop {
             let (mut flag, mut message, mut status) = (0, std::mem::MaybeUninit::uninit(), Status::default());
             let mut letter: Letter = [0; 3];
             // SAFETY: a message that was found is received into a place of its length.
             unsafe {
-                let code = self.api.improbe(any, POST, self.world, &mut flag, message.as_mut_ptr(), &mut status);
+                let code = api.improbe(any, POST, self.comm, &mut flag, message.as_mut_ptr(), &mut status);
                 if code != 0 || flag == 0 {
                     return;
                 }
-                let (place, datatype) = (letter.as_mut_ptr().cast(), self.named(Named::U64));
-                self.api.mrecv(place, 3, datatype, message.as_mut_ptr(), &mut status);
+                let (place, datatype) = (letter.as_mut_ptr().cast(), self.library.named(Named::U64));
+                api.mrecv(place, 3, datatype, message.as_mut_ptr(), &mut status);
             }
             self.hand_over(letter);
         }

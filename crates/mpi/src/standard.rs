@@ -4,13 +4,13 @@ use crate::api::{
     Api, Builtin, Comm, Constants, Datatype, Errhandler, GroupOf, Handles, Message, Named, Op, Request, Status,
     UserFunction, functions,
 };
-use crate::backend::MpiDriver;
-use crate::library::{self, Library};
+use crate::driver::{MpiDriver, State};
+use crate::library;
 use libloading::os::unix::{Library as Shared, RTLD_GLOBAL, RTLD_NOW};
 use rankwise_core::{Error, ErrorKind, Result};
-use rankwise_world::Driver;
+use rankwise_world::{Driver, World};
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 /// The size that the standard gives `MPI_Status`.
 const _: () = assert!(size_of::<Status>() >= 32);
@@ -194,22 +194,37 @@ fn find() -> Result<Standard> {
     FOUND.get_or_init(open).as_ref().copied().map_err(|(kind, text)| Error::new(kind.clone(), text.clone()))
 }
 
-static LIBRARY: Mutex<Option<Arc<Library<Standard>>>> = Mutex::new(None);
+static STATE: Mutex<State<Standard>> = Mutex::new(State::new());
 
 extern "C" fn at_exit(status: c_int, _: *mut c_void) {
-    library::end(&LIBRARY, status);
+    library::end(&STATE, status);
 }
+
+static DRIVER: MpiDriver<Standard> = MpiDriver {
+    name: "mpi-abi",
+    description: "an MPI with the standard ABI, found at run time; ranks are started by its mpirun",
+    find,
+    state: &STATE,
+    at_exit: || library::at_exit(at_exit),
+};
 
 /// The driver of an MPI with the standard ABI, found when the program runs.
 pub fn abi_driver() -> &'static dyn Driver {
-    static DRIVER: MpiDriver<Standard> = MpiDriver {
-        name: "mpi-abi",
-        description: "an MPI with the standard ABI, found at run time; ranks are started by its mpirun",
-        find,
-        library: &LIBRARY,
-        at_exit: || library::at_exit(at_exit),
-    };
     &DRIVER
+}
+
+/// The world of the ranks of a communicator that the program has, in their order. Collective over them; blocks up to
+/// `RANKWISE_JOIN_TIMEOUT`. The communicator is duplicated, and the duplicate kept until the process ends.
+///
+/// `InvalidArgument` for an intercommunicator, `Unsupported` when MPI was initialised with less than `MPI_THREAD_MULTIPLE`, and what
+/// [`World::bootstrap`] says.
+///
+/// # Safety
+///
+/// The handle, as the standard ABI has it, is of a communicator that exists in the library that [`abi_driver`] finds.
+pub unsafe fn abi_world_of_raw(communicator: usize) -> Result<World> {
+    // SAFETY: the caller's promise.
+    unsafe { DRIVER.world_of(communicator) }
 }
 
 #[cfg(test)]

@@ -149,6 +149,36 @@ impl Entry {
     }
 }
 
+/// Runs what may wait in MPI for other processes before there is a communicator to watch.
+pub(crate) fn starting<R>(what: &'static str, limit: Duration, on_stuck: OnStuck, f: impl FnOnce() -> R) -> R {
+    let (finished, waits) = std::sync::mpsc::channel::<()>();
+    let watch = std::thread::Builder::new().name("rankwise-mpi-start".into()).spawn(move || {
+        if waits.recv_timeout(limit) != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+            return;
+        }
+        let text = format!(
+            "rankwise: {what} has not come back for {:.1} s, so some rank of the job has not started MPI; MPI can't be stopped; \
+             RANKWISE_JOIN_TIMEOUT gives it more time",
+            limit.as_secs_f64()
+        );
+        match on_stuck {
+            OnStuck::Wait => eprintln!("{text}; waiting on (RANKWISE_ON_STUCK=wait)"),
+            _ => {
+                eprintln!("{text}; exiting (RANKWISE_ON_STUCK=exit)");
+                // SAFETY: as above.
+                unsafe { libc::_exit(STUCK_EXIT_CODE) }
+            }
+        }
+    });
+    let result = f();
+    drop(finished);
+    // It ends at once; waited for, so that it is not in the middle of something when the process forks or ends.
+    if let Ok(watch) = watch {
+        let _ = watch.join();
+    }
+    result
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

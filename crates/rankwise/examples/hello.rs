@@ -7,11 +7,12 @@
 //! cargo run -p rankwise-cli -- launch -n 4 -- target/debug/examples/hello
 //! ```
 
-use rankwise::{Config, ReduceOp, Result, World};
+use rankwise::{Config, ReduceOp, Result};
 
 fn main() -> Result<()> {
-    let world = World::from_env()?;
-    let backend = rankwise::join(&world, &Config::new().backend_or("shm"))?;
+    let config = Config::new().backend_or("shm");
+    let world = rankwise::world(&config)?;
+    let backend = rankwise::join(&world, &config)?;
     let mut comm = backend.world()?;
     let mut sum = [world.rank() as f32 + 1.0];
     comm.all_reduce_in_place(&mut sum, ReduceOp::Sum)?;

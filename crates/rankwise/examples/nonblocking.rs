@@ -5,14 +5,15 @@
 //! cargo run -p rankwise-cli -- launch -n 4 -- target/debug/examples/nonblocking
 //! ```
 
-use rankwise::{Call, Communicator, Config, ReduceOp, Result, World};
+use rankwise::{Call, Communicator, Config, ReduceOp, Result};
 
 const BUCKETS: usize = 4;
 const LEN: usize = 10_000;
 
 fn main() -> Result<()> {
-    let world = World::from_env()?;
-    let backend = rankwise::join(&world, &Config::new().backend_or("shm"))?;
+    let config = Config::new().backend_or("shm");
+    let world = rankwise::world(&config)?;
+    let backend = rankwise::join(&world, &config)?;
     let mut comm = backend.world()?;
     owned(&mut comm)?;
     borrowed(&mut comm)?;

@@ -8,11 +8,12 @@
 //! cargo run -p rankwise-cli -- launch -n 4 -- target/debug/examples/subgroups
 //! ```
 
-use rankwise::{CommBackend, Config, Group, ReduceOp, Result, TensorRef, World};
+use rankwise::{CommBackend, Config, Group, ReduceOp, Result, TensorRef};
 
 fn main() -> Result<()> {
-    let world = World::from_env()?;
-    let backend = rankwise::join(&world, &Config::new().backend_or("shm"))?;
+    let config = Config::new().backend_or("shm");
+    let world = rankwise::world(&config)?;
+    let backend = rankwise::join(&world, &config)?;
     let (me, n) = (world.rank(), world.size());
 
     // Only members register a group, and members of several groups register them in the same order: rows, then columns.

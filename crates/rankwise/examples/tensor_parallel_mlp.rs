@@ -12,7 +12,7 @@
 //!
 //! Prints `equal: true`, or ends with exit code 1.
 
-use rankwise::{Config, ReduceOp, Result, World};
+use rankwise::{Config, ReduceOp, Result};
 use std::ops::Range;
 use std::process::ExitCode;
 
@@ -21,8 +21,9 @@ const HIDDEN: usize = 48;
 const INNER: usize = 192;
 
 fn main() -> Result<ExitCode> {
-    let world = World::from_env()?;
-    let backend = rankwise::join(&world, &Config::new().backend_or("shm"))?;
+    let config = Config::new().backend_or("shm");
+    let world = rankwise::world(&config)?;
+    let backend = rankwise::join(&world, &config)?;
     let mut comm = backend.world()?;
 
     let x = small_numbers(1, TOKENS * HIDDEN);

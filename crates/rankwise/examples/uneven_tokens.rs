@@ -8,14 +8,15 @@
 //! cargo run -p rankwise-cli -- launch -n 4 -- target/debug/examples/uneven_tokens
 //! ```
 
-use rankwise::{CommBackend, Config, Group, Result, TensorRef, World};
+use rankwise::{CommBackend, Config, Group, Result, TensorRef};
 
 /// Elements of a token.
 const WIDTH: usize = 8;
 
 fn main() -> Result<()> {
-    let world = World::from_env()?;
-    let backend = rankwise::join(&world, &Config::new().backend_or("shm"))?;
+    let config = Config::new().backend_or("shm");
+    let world = rankwise::world(&config)?;
+    let backend = rankwise::join(&world, &config)?;
     let group = Group::world(world.size());
     backend.register(&group)?;
     let (me, n) = (world.rank(), world.size());

@@ -17,11 +17,13 @@
 //! # Ok::<(), rankwise::Error>(())
 //! ```
 //!
-//! With processes instead of threads, start with [`World::from_env`] and run the program under `rankwise launch -n 4 -- ./program`.
+//! With processes instead of threads, start with [`world`] and run the program under `rankwise launch -n 4 -- ./program`.
 
 #![forbid(unsafe_code)]
 
 pub use rankwise_core::*;
+#[cfg(any(feature = "mpi", feature = "mpi-abi"))]
+pub use rankwise_mpi as mpi;
 pub use rankwise_world::{Driver, Placement, ProbeReport, World};
 
 /// The backends that are compiled in, in a fixed order.
@@ -51,19 +53,29 @@ fn names() -> String {
     if names.is_empty() { "none (enable a feature of the rankwise crate)".into() } else { names.join(", ") }
 }
 
+/// The world of this process as the backend that the configuration chooses sees it: for most what the environment says
+/// ([`World::from_env`]), for `mpi` and `mpi-abi` the ranks of MPI, which then need nothing else to find each other. Collective over
+/// all ranks, within `RANKWISE_JOIN_TIMEOUT`.
+///
+/// The choice is that of [`join`], which takes the world next.
+pub fn world(config: &Config) -> Result<World> {
+    driver(&chosen(&config.resolve()?)?)?.world()
+}
+
+fn chosen(settings: &Settings) -> Result<String> {
+    settings.backend.clone().ok_or_else(|| {
+        let text = "no backend is chosen; set RANKWISE_BACKEND or Config::backend_or to one of";
+        Error::new(ErrorKind::NoBackend, format!("{text}: {}", names()))
+    })
+}
+
 /// Joins the backend that the configuration chooses. Collective over the world, within the join deadline.
 ///
 /// The choice: [`Config::backend`], else `RANKWISE_BACKEND`, else [`Config::backend_or`]; with none of them `NoBackend` lists
 /// the candidates. What happens to be compiled in never decides.
 pub fn join(world: &World, config: &Config) -> Result<Backend> {
     let settings = config.resolve()?;
-    let Some(name) = &settings.backend else {
-        return Err(Error::new(
-            ErrorKind::NoBackend,
-            format!("no backend is chosen; set RANKWISE_BACKEND or Config::backend_or to one of: {}", names()),
-        ));
-    };
-    let raw = driver(name)?.join(world, config)?;
+    let raw = driver(&chosen(&settings)?)?.join(world, config)?;
     Ok(Backend::new(raw, settings))
 }
 

@@ -32,6 +32,14 @@ pub trait Driver: Send + Sync {
     /// Whether it works here, and what it found. Communicates with nobody; `NoBackend` or `Unsupported` say why not.
     fn probe(&self, world: &World) -> Result<ProbeReport>;
 
+    /// The world of this process as this backend sees it. Collective over all ranks, within the join deadline.
+    ///
+    /// By default what the environment says ([`World::from_env`]). An engine that has brought its ranks together itself, such as MPI, says
+    /// who they are and lets them find each other ([`World::bootstrap`]), so that no address and no token has to be set.
+    fn world(&self) -> Result<World> {
+        World::from_env()
+    }
+
     /// Joins the engine. Collective over the world, within the join deadline of `config`.
     fn join(&self, world: &World, config: &Config) -> Result<Arc<dyn RawBackend>>;
 }

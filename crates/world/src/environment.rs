@@ -143,6 +143,33 @@ pub(crate) fn origin(
     placed(claim, variables, pmi_server)
 }
 
+/// What a launcher says of this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Announcement {
+    /// Which launcher, for people.
+    pub source: &'static str,
+    /// Global rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub size: usize,
+}
+
+/// What the environment says of this process, without joining anybody; `None` when it says nothing, or nothing complete.
+pub fn announced() -> Option<Announcement> {
+    announcement(&of_this_process())
+}
+
+fn announcement(variables: &HashMap<String, String>) -> Option<Announcement> {
+    if let Ok(Launched { rank, size, .. }) = launched(variables) {
+        return Some(Announcement { source: SOURCE, rank, size });
+    }
+    let claim = LAUNCHERS.iter().find_map(|launcher| match launcher.read(variables) {
+        Ok(Announced::Complete(claim)) => Some(claim),
+        _ => None,
+    })?;
+    Some(Announcement { source: claim.launcher.source(), rank: claim.rank, size: claim.size })
+}
+
 fn placed(
     claim: Claim,
     variables: &HashMap<String, String>,
@@ -303,6 +330,16 @@ mod tests {
         assert_eq!(read(&map(&FULL)).unwrap(), Origin::Launched(expected.clone()));
         let foreign_too = [FULL.to_vec(), vec![("RANK", "0"), ("WORLD_SIZE", "9")]].concat();
         assert_eq!(read(&map(&foreign_too)).unwrap(), Origin::Launched(expected));
+    }
+
+    #[test]
+    fn what_is_announced_needs_nobody() {
+        let says = |pairs: &[(&str, &str)]| announcement(&map(pairs)).map(|said| (said.rank, said.size));
+        assert_eq!(says(&FULL), Some((1, 4)));
+        let spread = [("RANK", "3"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")];
+        assert_eq!(says(&spread), Some((3, 8)));
+        assert_eq!(says(&spread[..2]), None);
+        assert_eq!(says(&[]), None);
     }
 
     #[test]

@@ -114,7 +114,7 @@ mod world;
 #[cfg(target_os = "linux")]
 pub use bootstrap::{Bootstrap, FRAME};
 pub use driver::{Driver, ProbeReport};
-pub use environment::{LAUNCH_VARIABLES, PROTOCOL};
+pub use environment::{Announcement, LAUNCH_VARIABLES, PROTOCOL, announced};
 pub use failure::RankEnd;
 #[cfg(target_os = "linux")]
 pub use launch::{Job, Launch};
