@@ -5,14 +5,15 @@
 //! - `coexist`: the program has initialised MPI through rsmpi, gives a communicator of its own, and ends MPI.
 //! - `environment`: the world is the launcher's, from its variables, instead of MPI's.
 //! - `too-late`: MPI has been finalized before anybody joins.
-//! - `death`: rank 1 dies; with enforced deadlines rank 0 learns of it, if the launcher lets it live (Open MPI: `--enable-recovery`).
+//! - `death`: rank 1 dies; with enforced deadlines rank 0 learns of it, if the launcher lets it live (Open MPI: `--enable-recovery`);
+//!   `death watched` is the same in a blocking call of an MPI with fault tolerance (Open MPI 5: `--with-ft ulfm`).
 //! - `allocations`: blocking calls allocate nothing.
 //! - `overhead`: what a call costs beyond the same call made directly, in turn in one process.
 
 use mpi::ffi;
 use mpi::traits::{Communicator as _, CommunicatorCollectives as _};
-use rankwise_core::{Backend, Communicator, Config, DeadlineMode, ReduceOp, Result};
-use rankwise_world::World;
+use rankwise_core::{Backend, Communicator, Config, DeadlineMode, Group, ReduceOp, Result};
+use rankwise_world::{Attachment, World};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::process::ExitCode;
@@ -123,16 +124,22 @@ fn too_late() -> Result<()> {
     join(Config::new()).map(|_| ())
 }
 
-fn death() -> Result<()> {
-    let config = Config::new().deadline(DeadlineMode::Enforce).timeout(Duration::from_secs(20));
-    let mut world = join(config)?.world()?;
-    world.barrier()?;
+fn death(deadline: DeadlineMode) -> Result<()> {
+    let config = Config::new().deadline(deadline).timeout(Duration::from_secs(20));
+    let world = rankwise_mpi::driver().world()?;
+    let mut comm = join_in(&world, config)?.world()?;
+    comm.barrier()?;
     if world.rank() == 1 {
-        std::process::abort();
+        // SAFETY: signals this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
     }
     let start = Instant::now();
-    let error = world.barrier().err();
-    println!("after {:.1} s: {:?}", start.elapsed().as_secs_f64(), error.map(|error| error.kind().clone()));
+    let error = comm.barrier().err();
+    let (kind, lost) = error.map(|error| (error.kind().clone(), error.peers().to_vec())).unzip();
+    println!("after {:.1} s: {kind:?} {lost:?}", start.elapsed().as_secs_f64());
+    // The first to end with an error may take the others with it.
+    let survivors = Group::new((0..world.size()).filter(|rank| *rank != 1))?;
+    world.store().exchange("told", "the end", &survivors, &[], Attachment::None, Duration::from_secs(10))?;
     // MPI's goodbye would wait for the dead.
     std::process::exit(3);
 }
@@ -232,12 +239,13 @@ fn main() -> ExitCode {
         ["coexist"] => coexist(),
         ["environment"] => environment(),
         ["too-late"] => too_late(),
-        ["death"] => death(),
+        ["death"] => death(DeadlineMode::Enforce),
+        ["death", "watched"] => death(DeadlineMode::Watch),
         ["allocations"] => allocations(),
         ["overhead"] => overhead(),
         _ => {
             eprintln!(
-                "usage: drill cycles N | stuck | coexist | environment | too-late | death | allocations | overhead"
+                "usage: drill cycles N | stuck | coexist | environment | too-late | death [watched] | allocations | overhead"
             );
             return ExitCode::from(2);
         }

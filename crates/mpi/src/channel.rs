@@ -29,6 +29,9 @@ pub(crate) const MEET: c_int = 4;
 /// How often a waiting rank asks whether its members live.
 const BETWEEN_QUESTIONS: Duration = Duration::from_millis(10);
 
+/// How long after a failure of MPI the kernel may take to tell that a member has died.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
 /// What blocking calls use again.
 #[derive(Default)]
 pub(crate) struct Scratch {
@@ -73,6 +76,11 @@ pub(crate) struct Channel<A: Api> {
     /// Members that use it no more.
     left: Mutex<Vec<usize>>,
     kept: AtomicBool,
+}
+
+fn lost(gone: Vec<usize>) -> Error {
+    let text = format!("the processes of the ranks {gone:?} have ended; look at their output");
+    Error::new(ErrorKind::PeerLost, text).with_peers(gone)
 }
 
 type Detached = (Box<dyn RawWork>, Box<dyn Any + Send>);
@@ -171,10 +179,31 @@ impl<A: Api> Channel<A> {
                 ),
             )
         } else {
-            self.library.failure(code)
+            self.lost_or(self.library.failure(code))
         };
         self.library.mark_broken();
         self.poison(error)
+    }
+
+    /// A failure of MPI is the death of a member when there was one: an MPI with fault tolerance (ULFM) ends the calls of the others with an
+    /// error of its own, a moment before or after the kernel tells.
+    fn lost_or(&self, failure: Error) -> Error {
+        let begun = Instant::now();
+        loop {
+            let gone = self.gone();
+            if !gone.is_empty() {
+                return lost(gone).with_source(failure);
+            }
+            if begun.elapsed() >= LAST_WORDS {
+                return failure;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn gone(&self) -> Vec<usize> {
+        let liveness = self.world.liveness();
+        self.spec.group.ranks().filter(|rank| liveness.status(*rank) == PeerStatus::Gone).collect()
     }
 
     #[cold]
@@ -300,13 +329,10 @@ impl<A: Api> Channel<A> {
             }
             *asked = Some(Instant::now());
         }
-        let liveness = self.world.liveness();
-        let gone: Vec<usize> =
-            self.spec.group.ranks().filter(|rank| liveness.status(*rank) == PeerStatus::Gone).collect();
+        let gone = self.gone();
         if !gone.is_empty() && !self.broken.load(Ordering::Acquire) {
             self.library.mark_broken();
-            let text = format!("the processes of the ranks {gone:?} have ended; look at their output");
-            self.poison(Error::new(ErrorKind::PeerLost, text).with_peers(gone));
+            self.poison(lost(gone));
         }
     }
 
