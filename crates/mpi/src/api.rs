@@ -98,6 +98,10 @@ macro_rules! functions {
             MPI_Group_incl group_incl(group: GroupOf<Self>, n: c_int, ranks: *const c_int, new: *mut GroupOf<Self>);
             MPI_Group_free group_free(group: *mut GroupOf<Self>);
             MPI_Get_count get_count(status: *const Status, datatype: Datatype<Self>, count: *mut c_int);
+            MPI_Type_contiguous type_contiguous(count: c_int, of: Datatype<Self>, new: *mut Datatype<Self>);
+            MPI_Type_create_struct type_create_struct(count: c_int, lengths: *const c_int, places: *const isize, types: *const Datatype<Self>, new: *mut Datatype<Self>);
+            MPI_Type_commit type_commit(datatype: *mut Datatype<Self>);
+            MPI_Type_free type_free(datatype: *mut Datatype<Self>);
             MPI_Test test(request: *mut Request<Self>, flag: *mut c_int, status: *mut Status);
             MPI_Improbe improbe(source: c_int, tag: c_int, comm: Comm<Self>, flag: *mut c_int, message: *mut Message<Self>, status: *mut Status);
             MPI_Mrecv mrecv(buf: *mut c_void, count: c_int, datatype: Datatype<Self>, message: *mut Message<Self>, status: *mut Status);

@@ -105,8 +105,11 @@ impl<A: Api> MpiBackend<A> {
             _ => format!("split communicator {group}"),
         };
         let ours = format!(
-            "protocol {PROTOCOL}, check {}, determinism {:?}, deadline {:?}",
-            spec.check, spec.determinism, self.settings.deadline
+            "protocol {PROTOCOL}, check {}, determinism {:?}, deadline {:?}, {}",
+            spec.check,
+            spec.determinism,
+            self.settings.deadline,
+            crate::large::described(&self.base.library)
         );
         static MADE: AtomicU64 = AtomicU64::new(0);
         // The first member's count of the communicators that it has made, and who that is.

@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 pub(crate) const DATA: c_int = 1;
 pub(crate) const HEADER: c_int = 2;
 pub(crate) const MEET: c_int = 4;
+/// And of parts of a large call.
+pub(crate) const PART: c_int = 5;
 
 /// How often a waiting rank asks whether its members live.
 const BETWEEN_QUESTIONS: Duration = Duration::from_millis(10);
@@ -342,17 +344,18 @@ impl<A: Api> Channel<A> {
     ///
     /// The buffers of the call are valid and nobody else's until return.
     pub(crate) unsafe fn point_to_point(&self, call: &RawCall<'_>) -> Result<()> {
-        let piece = way::message(&self.library, call).map_err(|error| self.unable(error))?;
+        let (piece, _own_type) = way::message(&self.library, call).map_err(|error| self.unable(error))?;
         let peer = call.root as c_int;
         let api = &self.library.api;
+        let count = piece.count as c_int;
         // SAFETY: the caller's promise.
         unsafe {
             if call.kind == OpKind::Send {
-                let code = api.send(piece.src.cast(), piece.count, piece.datatype, peer, DATA, self.comm);
+                let code = api.send(piece.src.cast(), count, piece.datatype, peer, DATA, self.comm);
                 return if code == 0 { Ok(()) } else { Err(self.failed(code)) };
             }
             let mut status = Status::default();
-            let code = api.recv(piece.dst.cast(), piece.count, piece.datatype, peer, DATA, self.comm, &mut status);
+            let code = api.recv(piece.dst.cast(), count, piece.datatype, peer, DATA, self.comm, &mut status);
             if code != 0 {
                 return Err(self.failed(code));
             }
@@ -369,13 +372,12 @@ impl<A: Api> Channel<A> {
         bytes: usize,
     ) -> Result<()> {
         let arrived = crate::library::arrived(&self.library, status, piece.datatype);
-        if arrived == piece.count as usize {
+        if arrived == Some(piece.count) {
             return Ok(());
         }
-        let unit = bytes / (piece.count as usize).max(1);
+        let sent = arrived.map_or("fewer".into(), |arrived| (arrived * (bytes / piece.count.max(1))).to_string());
         let text = format!(
-            "this rank receives {bytes} bytes, the peer sent {}; both sides of a message name the same length",
-            arrived * unit
+            "this rank receives {bytes} bytes, the peer sent {sent}; both sides of a message name the same length"
         );
         Err(self.poison(Error::new(ErrorKind::Mismatch, text).with_peers(self.spec.group.global(peer))))
     }

@@ -3,6 +3,7 @@
 use crate::api::{Api, Request, Status};
 use crate::channel::{Channel, DATA};
 use crate::header::Header;
+use crate::large::{self, OwnType};
 use crate::native::{Arguments, Integers};
 use crate::room::Room;
 use crate::way::{self, After};
@@ -15,12 +16,18 @@ use std::sync::Arc;
 pub(crate) struct Flight<A: Api> {
     channel: Arc<Channel<A>>,
     request: Request<A>,
+    /// Of a large call, which may be several of MPI.
+    more: Vec<Request<A>>,
+    /// What one of several said that could not be started; those before it have to finish first.
+    failure: c_int,
     done: bool,
     /// Leaked when MPI keeps it. `None` only while it is dropped.
     kept: Option<Box<Kept>>,
     after: After,
     /// Of a receive: what it waits for.
     expected: Option<(Arguments<A>, Expected)>,
+    /// The type of a large message.
+    own_type: Option<OwnType<A>>,
     /// Check mode: what is said before a message, while it is not known.
     header: Option<Header<A>>,
     /// The result's place, when MPI writes into staging instead.
@@ -63,6 +70,9 @@ impl<A: Api> Flight<A> {
         let mut flight = Flight {
             channel: channel.clone(),
             request: channel.library.api.request_null(),
+            more: Vec::new(),
+            failure: 0,
+            own_type: None,
             done: false,
             kept: None,
             after: After::Nothing,
@@ -79,12 +89,18 @@ impl<A: Api> Flight<A> {
                     let Kept { room, ints, .. } = &mut *kept;
                     let way = way::decide(&channel.library, &call, place, channel.fixed(), room, ints)?;
                     flight.after = way.after;
-                    channel.launch(&call, &way, ints, Some(&mut flight.request))
+                    if way.kind.is_none() {
+                        let (library, more) = (&channel.library, &mut flight.more);
+                        large::launch(library, channel.comm, call.root, &way, ints, Some(more))
+                    } else {
+                        channel.launch(&call, &way, ints, Some(&mut flight.request))
+                    }
                 }
             }
         };
         flight.kept = Some(kept);
-        if code == 0 {
+        if code == 0 || !flight.more.is_empty() {
+            flight.failure = code;
             return Ok(flight);
         }
         flight.done = true;
@@ -113,15 +129,17 @@ impl<A: Api> Flight<A> {
     /// As for [`Flight::start`].
     unsafe fn data(&mut self, call: &RawCall<'_>, tag: c_int) -> Result<c_int> {
         let channel = &self.channel;
-        let piece = way::message(&channel.library, call)?;
+        let (piece, own_type) = way::message(&channel.library, call)?;
+        self.own_type = own_type;
+        let count = piece.count as c_int;
         let (api, peer, request) = (&channel.library.api, call.root as c_int, &mut self.request);
         // SAFETY: the caller's promise.
         Ok(unsafe {
             if call.kind == OpKind::Send {
-                api.isend(piece.src.cast(), piece.count, piece.datatype, peer, tag, channel.comm, request)
+                api.isend(piece.src.cast(), count, piece.datatype, peer, tag, channel.comm, request)
             } else {
                 let dst = piece.dst.cast();
-                let code = api.irecv(dst, piece.count, piece.datatype, peer, tag, channel.comm, request);
+                let code = api.irecv(dst, count, piece.datatype, peer, tag, channel.comm, request);
                 self.expected = Some((piece, Expected { peer: call.root, bytes: call.dst.bytes }));
                 code
             }
@@ -154,8 +172,22 @@ impl<A: Api> Flight<A> {
         }
         let mut status = Status::default();
         let mut flag = 0;
-        // SAFETY: the request is ours and not finished.
-        let code = unsafe { self.channel.library.api.test(&mut self.request, &mut flag, &mut status) };
+        while let Some(request) = self.more.last_mut() {
+            // SAFETY: the request is ours and not finished.
+            let code = unsafe { self.channel.library.api.test(request, &mut flag, &mut status) };
+            if code == 0 && flag == 0 {
+                return Ok(false);
+            }
+            if code != 0 {
+                self.failure = code;
+            }
+            self.more.pop();
+        }
+        // SAFETY: as above.
+        let code = match self.failure {
+            0 => unsafe { self.channel.library.api.test(&mut self.request, &mut flag, &mut status) },
+            failure => failure,
+        };
         if code != 0 {
             // MPI has finished with a request that failed.
             self.done = true;

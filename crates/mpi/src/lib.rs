@@ -6,6 +6,7 @@
 //!   standard ABI that is found at run time;
 //! - `library`, `operators`: MPI in this process, and our own reductions as its operators; `base`: the ranks of a world;
 //! - `way`, `native`, `room`: one call as one collective, with what is done before and after it;
+//! - `large`, `wide`, `pieces`: calls whose counts MPI's `int` can't hold;
 //! - `channel`, `flight`, `work`, `watch`: one communicator, its blocking and started calls, and who watches them;
 //! - `meeting`, `queue`, `header`, `post`: check mode, and words outside every call;
 //! - `communicator`, `backend`, `driver`: the backend interface.
@@ -32,6 +33,8 @@ mod flight;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod header;
 #[cfg(any(feature = "linked", feature = "abi"))]
+mod large;
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod library;
 #[cfg(feature = "linked")]
 mod linked;
@@ -41,6 +44,8 @@ mod meeting;
 mod native;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod operators;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod pieces;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod post;
 #[cfg(any(feature = "linked", feature = "abi"))]
@@ -53,6 +58,8 @@ mod standard;
 mod watch;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod way;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod wide;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod work;
 

@@ -3,7 +3,9 @@
 use crate::api::{Api, Constants, Datatype, Named, Op, Status};
 use crate::channel::Channel;
 use crate::driver::State;
+use crate::large;
 use crate::operators;
+use crate::wide::Wide;
 use rankwise_core::{DType, Error, ErrorKind, ReduceOp, Result, Settings};
 use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
@@ -23,6 +25,10 @@ pub(crate) struct Library<A: Api> {
     named: [Datatype<A>; 10],
     /// Our own reductions, by type and operator.
     operators: Vec<Option<Op<A>>>,
+    /// The most that a count may be for the functions that take an `int`.
+    pub(crate) most: usize,
+    /// Those that count in 64 bits.
+    pub(crate) wide: Option<Wide<A>>,
     /// A communicator broke while calls were in it.
     broken: AtomicBool,
     /// Communicators with calls that wait for their members.
@@ -79,6 +85,9 @@ impl<A: Api> Library<A> {
         .map(|name| api.named_datatype(name));
         let operators = operators::create(&api).map_err(|code| engine_error(&api, &constants, &version, code))?;
         Ok(Library {
+            most: large::most()?,
+            // SAFETY: the handles are those of the one MPI here.
+            wide: unsafe { Wide::find() },
             broken: AtomicBool::new(false),
             pending: Mutex::default(),
             api,
@@ -242,12 +251,12 @@ fn engine_error<A: Api>(api: &A, constants: &Constants, version: &str, code: c_i
     Error::new(ErrorKind::Engine { library: version.into(), code: i64::from(code), text }, message)
 }
 
-/// The number of elements that arrived.
-pub(crate) fn arrived<A: Api>(library: &Library<A>, status: &Status, datatype: Datatype<A>) -> usize {
+/// The number of elements that arrived; nothing when that is no whole number.
+pub(crate) fn arrived<A: Api>(library: &Library<A>, status: &Status, datatype: Datatype<A>) -> Option<usize> {
     let mut count = zeroed();
     // SAFETY: the status of a finished receive.
     unsafe { library.api.get_count(status, datatype, &mut count) };
-    count.max(0) as usize
+    usize::try_from(count).ok()
 }
 
 /// Runs a function with the exit code when the process ends by `exit` or by returning from `main`.

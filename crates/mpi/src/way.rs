@@ -1,15 +1,14 @@
 //! How a call is carried out: which collective over which memory, and what is left to do after it.
 
 use crate::api::{Api, Named};
+use crate::large::{self, OwnType};
 use crate::library::Library;
 use crate::native::{Arguments, Integers};
 use crate::room::Room;
 use rankwise_core::backend::{Counts, RawBuf, RawCall};
 use rankwise_core::{DType, Error, ErrorKind, OpKind, ReduceOp, Result};
 use rankwise_reduce::Reducer;
-
-/// The most that MPI counts to.
-const MOST: usize = i32::MAX as usize;
+use std::sync::Arc;
 
 /// What is left to do when the collective has finished.
 #[derive(Clone, Copy)]
@@ -33,7 +32,8 @@ pub(crate) enum After {
 
 /// A call as MPI gets it.
 pub(crate) struct Way<A: Api> {
-    pub(crate) kind: OpKind,
+    /// `None` when the counts don't fit; then the plan in `Integers` says how.
+    pub(crate) kind: Option<OpKind>,
     pub(crate) arguments: Arguments<A>,
     pub(crate) after: After,
 }
@@ -55,13 +55,34 @@ pub(crate) unsafe fn decide<A: Api>(
     let Some(op) = call.op else {
         return movement(library, call, me, ints);
     };
+    // SAFETY: the caller's promise.
+    unsafe {
+        if call.src.bytes.max(call.dst.bytes) / call.elem_size > library.most {
+            return large::reduction(library, call, op, (n, me), fixed, room, ints);
+        }
+        reduction(library, call, op, (n, me), fixed, room, ints)
+    }
+}
+
+/// The part of [`decide`] about reductions, whatever their counts.
+///
+/// # Safety
+///
+/// As there.
+#[inline]
+pub(crate) unsafe fn reduction<A: Api>(
+    library: &Library<A>,
+    call: &RawCall<'_>,
+    op: ReduceOp,
+    (n, me): (usize, usize),
+    fixed: bool,
+    room: &mut Room,
+    ints: &mut Integers,
+) -> Result<Way<A>> {
     let count = match call.kind {
         OpKind::ReduceScatterV => call.counts.send[me],
         _ => call.count,
     };
-    if call.src.bytes.max(call.dst.bytes) / call.elem_size > MOST {
-        return Err(too_large());
-    }
     // What each contribution is multiplied by before a plain sum. A mean over another number of members than a power of two is
     // folded, since only the fold keeps it finite where it is; so are products that would be rounded to 16 bits or less.
     let factor = match op {
@@ -80,11 +101,11 @@ pub(crate) unsafe fn decide<A: Api>(
         ints.fill(call, 1);
     }
     let mut way = Way {
-        kind: call.kind,
+        kind: Some(call.kind),
         arguments: Arguments {
             src: address(&call.src, 0),
             dst: address(&call.dst, 1),
-            count: count as i32,
+            count,
             datatype: library.datatype(call.dtype),
             op: library.operator(call.dtype, if scaled { ReduceOp::Sum } else { op }),
             in_place: false,
@@ -113,13 +134,14 @@ static NOWHERE: [u64; 2] = [0; 2];
 
 /// Where a buffer begins; for an empty one a place of ours, since its address may mean something to MPI: Open MPI's `MPI_IN_PLACE` is
 /// 1, as is Rust's empty slice of bytes, and it takes equal addresses of source and destination for in place too.
-fn address(buffer: &RawBuf, place: usize) -> *mut u8 {
+pub(crate) fn address(buffer: &RawBuf, place: usize) -> *mut u8 {
     if buffer.bytes == 0 { std::ptr::from_ref(&NOWHERE[place]).cast_mut().cast() } else { buffer.ptr }
 }
 
 #[cold]
-fn too_large() -> Error {
-    Error::new(ErrorKind::CountTooLarge, "MPI counts to 2^31 - 1 elements on this path; split the call")
+pub(crate) fn too_large() -> Error {
+    let text = "MPI counts to 2^31 - 1 here, in bytes or in the largest number of them that all counts are multiples of; split the call";
+    Error::new(ErrorKind::CountTooLarge, text)
 }
 
 /// Whether the destination is a part of the source.
@@ -128,53 +150,56 @@ fn is_inside(call: &RawCall<'_>) -> bool {
     call.dst.bytes > 0 && (first..first + call.src.bytes).contains(&at)
 }
 
-/// Data that moves as it is.
+/// Data that moves as it is: bytes.
 #[inline]
 fn movement<A: Api>(library: &Library<A>, call: &RawCall<'_>, me: usize, ints: &mut Integers) -> Result<Way<A>> {
-    let most = call.src.bytes.max(call.dst.bytes);
-    // Bytes as long as they can be counted, else the largest integer that an element is made of.
-    let (name, size) = match call.elem_size {
-        _ if most <= MOST => (Named::U8, 1),
-        size if size.is_multiple_of(8) => (Named::U64, 8),
-        size if size.is_multiple_of(4) => (Named::U32, 4),
-        size if size.is_multiple_of(2) => (Named::U16, 2),
-        _ => (Named::U8, 1),
-    };
-    if most / size > MOST {
-        return Err(too_large());
+    let mut most = call.src.bytes.max(call.dst.bytes);
+    if !(call.counts.send.is_empty() && call.counts.recv.is_empty()) {
+        // Not this rank's bytes alone: who gathers and scatters parts is told the counts of all.
+        most = ints.fill(call, call.elem_size);
     }
-    let unit = call.elem_size / size;
+    let way = moved(library, call, me);
+    if most > library.most { large::movement(library, call, me, way, ints) } else { Ok(way) }
+}
+
+fn moved<A: Api>(library: &Library<A>, call: &RawCall<'_>, me: usize) -> Way<A> {
     let count = match call.kind {
         OpKind::AllGatherV | OpKind::GatherV => call.counts.recv[me],
         OpKind::ScatterV => call.counts.send[me],
         _ => call.count,
     };
-    if !(call.counts.send.is_empty() && call.counts.recv.is_empty()) {
-        ints.fill(call, unit);
-    }
     let own = match call.kind {
         OpKind::AllGather | OpKind::Gather => me * call.src.bytes,
         OpKind::AllGatherV | OpKind::GatherV => call.counts.recv[..me].iter().sum::<usize>() * call.elem_size,
         _ => usize::MAX,
     };
     let in_place = own != usize::MAX && call.dst.bytes > 0 && call.src.ptr.addr() == call.dst.ptr.addr() + own;
-    Ok(Way {
-        kind: call.kind,
+    Way {
+        kind: Some(call.kind),
         arguments: Arguments {
             src: address(&call.src, 0),
             dst: address(&call.dst, 1),
-            count: (count * unit) as i32,
-            datatype: library.named(name),
+            count: count * call.elem_size,
+            datatype: library.named(Named::U8),
             op: None,
             in_place,
         },
         after: After::Nothing,
-    })
+    }
 }
 
-/// What a message between two members is.
-pub(crate) fn message<A: Api>(library: &Library<A>, call: &RawCall<'_>) -> Result<Arguments<A>> {
-    Ok(movement(library, call, 0, &mut Integers::default())?.arguments)
+/// What a message between two members is, and the type that a large one has.
+pub(crate) fn message<A: Api>(
+    library: &Arc<Library<A>>,
+    call: &RawCall<'_>,
+) -> Result<(Arguments<A>, Option<OwnType<A>>)> {
+    let mut arguments = moved(library, call, 0).arguments;
+    if arguments.count <= library.most {
+        return Ok((arguments, None));
+    }
+    let whole = OwnType::of(library, arguments.count)?;
+    (arguments.count, arguments.datatype) = (1, whole.datatype);
+    Ok((arguments, Some(whole)))
 }
 
 /// Moves the contributions, to be folded in group order afterwards.
