@@ -19,6 +19,9 @@ pub(crate) trait Handles: Sized + Send + Sync + 'static {
     fn named_datatype(&self, name: Named) -> Self::Datatype;
     fn builtin_op(&self, op: Builtin) -> Self::Op;
     fn constants(&self) -> Constants;
+    /// Has `end::close` called when MPI is finalized, by whomever: as the deletion of an attribute of `MPI_COMM_SELF`, which comes first there.
+    /// Returns MPI's code.
+    fn on_finalize(&self) -> c_int;
 }
 
 /// Types that MPI has a name for and that its own operators can be trusted with.

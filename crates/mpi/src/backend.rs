@@ -4,6 +4,7 @@ use crate::api::Api;
 use crate::base::Base;
 use crate::channel::Channel;
 use crate::communicator::MpiCommunicator;
+use crate::end;
 use crate::watch::{self, Watched};
 use rankwise_core::backend::{CommSpec, RawBackend, RawCommunicator};
 use rankwise_core::{
@@ -22,6 +23,17 @@ const PROTOCOL: u32 = 1;
 const MOST_MEMBERS: usize = 1 << 20;
 /// Tags below this are valid everywhere.
 const TAGS: u64 = 32_767;
+/// Bits of a communicator's number that count those of its first member; the others are that member's rank.
+const COUNT_BITS: u32 = 40;
+
+/// The tag with which MPI makes a communicator, which no other may have that shares members and is made at the same time, by another thread. Each
+/// first member has some of its own, unless there are too many ranks for that.
+fn tag(id: u64, ranks: usize, hash: u64) -> c_int {
+    let each = TAGS / (ranks as u64).max(1);
+    let (first, count) = (id >> COUNT_BITS, id & ((1 << COUNT_BITS) - 1));
+    let tag = if each == 0 { hash % TAGS } else { first * each + count % each };
+    tag as c_int
+}
 
 pub(crate) struct MpiBackend<A: Api> {
     pub(crate) name: &'static str,
@@ -83,9 +95,11 @@ unsafe impl<A: Api> RawBackend for MpiBackend<A> {
         if group.len() > MOST_MEMBERS {
             return Err(Error::invalid(format!("a group of {} members is too long", group.len())));
         }
+        let _inside = end::enter()?;
+        self.base.collect();
         let id = self.meet(spec, deadline)?;
         self.base.expect_post(id);
-        let comm = self.create(spec).inspect_err(|_| self.base.refuse_post(id))?;
+        let comm = self.create(spec, id, deadline).inspect_err(|_| self.base.refuse_post(id))?;
         let channel = Arc::new(Channel::new(self, comm, spec.clone(), id, me));
         self.base.deliver_post(id, Arc::downgrade(&channel));
         let watched: Weak<dyn Watched> = Arc::downgrade(&channel) as _;
@@ -113,7 +127,7 @@ impl<A: Api> MpiBackend<A> {
         );
         static MADE: AtomicU64 = AtomicU64::new(0);
         // The first member's count of the communicators that it has made, and who that is.
-        let mine = (self.rank() as u64) << 40 | MADE.fetch_add(1, Ordering::Relaxed);
+        let mine = (self.rank() as u64) << COUNT_BITS | MADE.fetch_add(1, Ordering::Relaxed);
         let mut payload = mine.to_le_bytes().to_vec();
         payload.extend(ours.as_bytes());
         let parts = self.world.store().exchange(&key, &what, group, &payload, Attachment::None, deadline)?;
@@ -133,11 +147,12 @@ impl<A: Api> MpiBackend<A> {
         Ok(id.unwrap_or(mine))
     }
 
-    fn create(&self, spec: &CommSpec) -> Result<crate::api::Comm<A>> {
+    /// MPI makes it: all members are there.
+    fn create(&self, spec: &CommSpec, id: u64, deadline: Duration) -> Result<crate::api::Comm<A>> {
         let (library, all_ranks) = (&self.base.library, self.base.comm);
         let api = &library.api;
         let ranks: Vec<c_int> = spec.group.ranks().map(|rank| rank as c_int).collect();
-        let tag = ((spec.tag ^ spec.group.stable_hash()) % TAGS) as c_int;
+        let tag = tag(id, self.base.size, spec.group.stable_hash());
         let mut comm = api.comm_null();
         let mut all = std::mem::MaybeUninit::uninit();
         let mut members = std::mem::MaybeUninit::uninit();
@@ -149,11 +164,30 @@ impl<A: Api> MpiBackend<A> {
             api.group_free(&mut all);
             library.succeeded(code)?;
             let mut members = members.assume_init();
-            let code = api.comm_create_group(all_ranks, members, tag, &mut comm);
+            let create = || api.comm_create_group(all_ranks, members, tag, &mut comm);
+            let code = watch::starting("MPI_Comm_create_group", deadline, self.settings.on_stuck, create);
             api.group_free(&mut members);
             library.succeeded(code)?;
             library.succeeded(api.comm_set_errhandler(comm, api.errors_return()))?;
         }
         Ok(comm)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_of_two_first_members_differ_and_are_valid() {
+        let of = |first: u64, count: u64, ranks| tag(first << COUNT_BITS | count, ranks, 1 << 40);
+        let all: std::collections::HashSet<c_int> =
+            (0..8).flat_map(|first| (0..100).map(move |count| of(first, count, 8))).collect();
+        assert_eq!(all.len(), 800);
+        for ranks in [1, 2, 32_766, 32_767, 32_768, 1 << 20] {
+            for (first, count) in [(0, 0), (ranks as u64 - 1, (1 << COUNT_BITS) - 1)] {
+                assert!((0..TAGS as c_int).contains(&of(first, count, ranks)), "{ranks}");
+            }
+        }
     }
 }

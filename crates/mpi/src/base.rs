@@ -1,12 +1,13 @@
 //! The communicator that all others of a world are made from: a duplicate of MPI's own world, or of a communicator that the program has.
 
 use crate::api::{Api, Comm, Named, Request, Status};
+use crate::goodbye::Retired;
 use crate::library::Library;
 use crate::post::Post;
 use rankwise_core::{Error, ErrorKind, Result};
 use rankwise_world::{Bootstrap, FRAME};
 use std::ffi::c_int;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// All ranks of a world, as MPI has them. Never freed: words that arrive late must find it, see `post`.
@@ -17,6 +18,7 @@ pub(crate) struct Base<A: Api> {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) post: Post<A>,
+    pub(crate) retired: Mutex<Vec<Retired<A>>>,
     source: &'static str,
 }
 
@@ -55,7 +57,15 @@ impl<A: Api> Base<A> {
         // SAFETY: the duplicate exists.
         library.succeeded(unsafe { api.comm_set_errhandler(*dup, api.errors_return()) })?;
         let (rank, size, comm) = (rank as usize, size as usize, *dup);
-        Ok(Base { library: library.clone(), comm, rank, size, post: Post::default(), source })
+        Ok(Base {
+            library: library.clone(),
+            comm,
+            rank,
+            size,
+            post: Post::default(),
+            retired: Mutex::default(),
+            source,
+        })
     }
 }
 

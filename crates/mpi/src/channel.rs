@@ -3,6 +3,8 @@
 use crate::api::{Api, Comm, Request, Status};
 use crate::backend::MpiBackend;
 use crate::base::Base;
+use crate::end;
+use crate::goodbye::{self, Left};
 use crate::library::Library;
 use crate::native::{self, Integers};
 use crate::post::Word;
@@ -25,6 +27,7 @@ use std::time::{Duration, Instant};
 pub(crate) const DATA: c_int = 1;
 pub(crate) const HEADER: c_int = 2;
 pub(crate) const MEET: c_int = 4;
+pub(crate) const PAIRS: c_int = 7;
 /// And of parts of a large call.
 pub(crate) const PART: c_int = 5;
 
@@ -56,8 +59,9 @@ pub(crate) struct Channel<A: Api> {
     pub(crate) world: World,
     /// What the watching thread sees.
     pub(crate) call: Call,
-    /// Calls so far.
+    /// Calls so far, and how many of them were collective.
     sequence: AtomicU64,
+    collectives: AtomicU64,
     broken: AtomicBool,
     cause: Mutex<Option<Error>>,
     /// Of the blocking call that is running; there is one at a time.
@@ -76,7 +80,7 @@ pub(crate) struct Channel<A: Api> {
     /// Distinguishes it from every other communicator of the job.
     id: u64,
     /// Members that use it no more.
-    left: Mutex<Vec<usize>>,
+    left: Mutex<Vec<Left>>,
     kept: AtomicBool,
 }
 
@@ -111,6 +115,7 @@ impl<A: Api> Channel<A> {
             world: backend.world.clone(),
             call: Call::default(),
             sequence: AtomicU64::new(0),
+            collectives: AtomicU64::new(0),
             broken: AtomicBool::new(false),
             cause: Mutex::new(None),
             scratch: UnsafeCell::default(),
@@ -133,11 +138,24 @@ impl<A: Api> Channel<A> {
         self.spec.determinism == Determinism::Fixed
     }
 
-    pub(crate) fn next(&self) -> u64 {
+    /// The number of the next call.
+    #[inline]
+    pub(crate) fn next(&self, kind: OpKind) -> u64 {
         // Relaxed, and no read-modify-write: one thread at a time issues calls, and the layer above orders them.
-        let next = self.sequence.load(Ordering::Relaxed) + 1;
-        self.sequence.store(next, Ordering::Relaxed);
-        next
+        let count = |counter: &AtomicU64| {
+            let next = counter.load(Ordering::Relaxed) + 1;
+            counter.store(next, Ordering::Relaxed);
+            next
+        };
+        if !matches!(kind, OpKind::Send | OpKind::Recv) {
+            count(&self.collectives);
+        }
+        count(&self.sequence)
+    }
+
+    /// Collective calls so far: the same number on all members that have made the same calls.
+    pub(crate) fn collectives(&self) -> u64 {
+        self.collectives.load(Ordering::Relaxed)
     }
 
     /// Nothing while the communicator is usable; else its first failure, as the cause after it was told once.
@@ -290,7 +308,6 @@ impl<A: Api> Channel<A> {
     pub(crate) fn hear(&self, word: Word, by: usize) {
         match (word, self.spec.group.position(by)) {
             (_, None) => {}
-            (Word::Left, Some(position)) => lock(&self.left).push(position),
             _ => {
                 self.library.mark_broken();
                 self.poison(word.error(by));
@@ -298,9 +315,17 @@ impl<A: Api> Channel<A> {
         }
     }
 
-    /// The members that have left.
-    pub(crate) fn left(&self) -> Vec<usize> {
+    /// The members that have left, as far as is known.
+    pub(crate) fn left(&self) -> Vec<Left> {
         lock(&self.left).clone()
+    }
+
+    /// A member that will not come any more.
+    #[cold]
+    pub(crate) fn left_by(&self, position: usize) -> Error {
+        let rank = self.spec.group.global(position).unwrap_or(position);
+        let text = format!("rank {rank} has dropped or finalized the communicator, while this rank goes on");
+        self.poison(Error::new(ErrorKind::PeerLeft, text).with_peers([rank]))
     }
 
     /// MPI may get messages for it that nobody takes: it is never freed.
@@ -311,6 +336,7 @@ impl<A: Api> Channel<A> {
     /// Looks for what ends a wait: the abort or the death of a peer.
     pub(crate) fn interrupted(&self) -> Result<()> {
         self.base.collect();
+        goodbye::hear(&self.library, self.comm, |left| lock(&self.left).push(left));
         self.look_for_the_dead();
         self.cause().map_or(Ok(()), Err)
     }
@@ -397,31 +423,25 @@ impl<A: Api> Watched for Channel<A> {
     }
 
     fn aborted(&self) -> bool {
+        // At the end of MPI all are broken, and a call that is in it ends with the process.
+        let Ok(_inside) = end::enter() else { return false };
         self.base.collect();
         self.broken.load(Ordering::Acquire)
+    }
+
+    fn close(&self) {
+        self.poison(end::closed());
     }
 }
 
 impl<A: Api> Drop for Channel<A> {
     fn drop(&mut self) {
         self.base.refuse_post(self.id);
+        let Ok(_inside) = end::enter() else { return };
         // Freed only when no call can be in it.
-        if self.broken.load(Ordering::Acquire) {
-            return;
-        }
-        let mut finalized = 0;
-        // SAFETY: may be asked at any time; the handle is ours, and this is its last use.
-        unsafe {
-            self.library.api.finalized(&mut finalized);
-            if finalized == 0 {
-                if self.spec.check {
-                    self.tell(Word::Left);
-                }
-                if !self.kept.load(Ordering::Relaxed) {
-                    let mut comm = self.comm;
-                    self.library.api.comm_free(&mut comm);
-                }
-            }
+        if !self.broken.load(Ordering::Acquire) {
+            let keep = self.kept.load(Ordering::Relaxed);
+            self.base.retire(self.comm, (self.me, self.size()), self.collectives(), &self.left(), keep);
         }
     }
 }

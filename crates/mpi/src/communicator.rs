@@ -2,6 +2,7 @@
 
 use crate::api::Api;
 use crate::channel::Channel;
+use crate::end;
 use crate::header::Header;
 use crate::meeting::Meeting;
 use crate::work::{Started, numbered};
@@ -21,13 +22,14 @@ impl<A: Api> MpiCommunicator<A> {
     ///
     /// As for [`RawCommunicator::start`].
     unsafe fn begin(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<Started<A>> {
+        let _inside = end::enter()?;
         if self.0.spec.check || self.enforces() {
             self.0.base.collect();
         }
         self.0.usable()?;
         self.0.sweep();
         if self.0.spec.check && !matches!(calls, [RawCall { kind: OpKind::Send | OpKind::Recv, .. }]) {
-            return Started::meet(&self.0, calls, deadline, self.enforces(), false);
+            return Started::meet(&self.0, calls, deadline, self.enforces());
         }
         // SAFETY: the caller's promise.
         unsafe { Started::start(&self.0, calls, deadline, self.enforces()) }
@@ -39,20 +41,18 @@ impl<A: Api> MpiCommunicator<A> {
     ///
     /// As for [`RawCommunicator::run`].
     unsafe fn checked(&self, calls: &[RawCall<'_>], deadline: Duration) -> Result<()> {
-        let begun = Instant::now();
+        let _inside = end::enter()?;
         self.0.base.collect();
         self.0.usable()?;
+        self.0.sweep();
         if matches!(calls, [RawCall { kind: OpKind::Send | OpKind::Recv, .. }]) {
             // SAFETY: the caller's promise.
             let message = unsafe { Started::start(&self.0, calls, deadline, true) }?;
             return message.finish(deadline);
         }
-        Started::meet(&self.0, calls, deadline, false, true)?.finish(deadline)?;
-        for call in calls {
-            // SAFETY: the caller's promise.
-            unsafe { self.watched(call, deadline.saturating_sub(begun.elapsed())) }?;
-        }
-        Ok(())
+        let Some(first) = calls.first() else { return Ok(()) };
+        // Not MPI's blocking call: a peer may have started the same one, and MPI lets the two forms not meet.
+        Started::meet(&self.0, calls, deadline, false)?.finish_watched(first.kind)
     }
 
     /// # Safety
@@ -61,10 +61,11 @@ impl<A: Api> MpiCommunicator<A> {
     #[inline]
     unsafe fn watched(&self, call: &RawCall<'_>, deadline: Duration) -> Result<()> {
         let channel = &self.0;
+        let sequence = channel.next(call.kind);
+        // Before the communicator is looked at, see `end`.
+        let _noted = channel.call.note(call.kind, sequence, deadline);
         channel.usable()?;
         channel.sweep();
-        let sequence = channel.next();
-        let _noted = channel.call.note(call.kind, sequence, deadline);
         // SAFETY: the caller's promise.
         let result = unsafe {
             match call.kind {
@@ -97,9 +98,14 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
             // SAFETY: the caller's promise.
             return unsafe { self.begin(calls, deadline) }?.finish(deadline);
         }
-        for call in calls {
+        let [first, more @ ..] = calls else { return Ok(()) };
+        let begun = (!more.is_empty()).then(Instant::now);
+        // SAFETY: the caller's promise.
+        unsafe { self.watched(first, deadline) }?;
+        for call in more {
+            let left = begun.map_or(deadline, |begun| deadline.saturating_sub(begun.elapsed()));
             // SAFETY: the caller's promise.
-            unsafe { self.watched(call, deadline) }?;
+            unsafe { self.watched(call, left) }?;
         }
         Ok(())
     }
@@ -110,6 +116,7 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
     }
 
     fn reject(&self, refusal: &Refusal<'_>) {
+        let Ok(_inside) = end::enter() else { return };
         if self.0.usable().is_err() {
             return;
         }
@@ -141,7 +148,9 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
     }
 
     fn abort(&self) {
-        self.0.abort();
+        if let Ok(_inside) = end::enter() {
+            self.0.abort();
+        }
     }
 
     fn finalize(&self, deadline: Duration) -> Result<()> {
@@ -153,7 +162,9 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
 
 impl<A: Api> Drop for MpiCommunicator<A> {
     fn drop(&mut self) {
-        self.0.sweep();
+        if let Ok(_inside) = end::enter() {
+            self.0.sweep();
+        }
     }
 }
 

@@ -4,10 +4,11 @@ use crate::api::{Api, Comm};
 use crate::backend::MpiBackend;
 use crate::base::Base;
 use crate::channel::lock;
+use crate::end;
 use crate::library::Library;
 use rankwise_core::backend::RawBackend;
-use rankwise_core::{Config, Error, ErrorKind, Result};
-use rankwise_world::{Driver, Placement, ProbeReport, World, announced};
+use rankwise_core::{Config, Error, ErrorKind, Group, Result, Settings};
+use rankwise_world::{Attachment, Driver, Placement, ProbeReport, World, announced};
 use std::sync::{Arc, Mutex};
 
 /// Where rank and size of MPI's own world come from.
@@ -44,11 +45,12 @@ impl<A: Api> State<A> {
 
 impl<A: Api> MpiDriver<A> {
     /// The library, started if it is not yet.
-    fn library(&self, state: &mut State<A>) -> Result<Arc<Library<A>>> {
+    fn library(&self, state: &mut State<A>, settings: &Settings) -> Result<Arc<Library<A>>> {
         if let Some(library) = &state.library {
+            drop(end::enter()?);
             return Ok(library.clone());
         }
-        let library = Arc::new(Library::start((self.find)()?, self.name, &Config::new().resolve()?)?);
+        let library = Arc::new(Library::start((self.find)()?, self.name, settings)?);
         if crate::library::is_ours() {
             (self.at_exit)();
         }
@@ -57,12 +59,14 @@ impl<A: Api> MpiDriver<A> {
     }
 
     /// All ranks of MPI.
-    fn all_ranks(&self, state: &mut State<A>) -> Result<Arc<Base<A>>> {
+    fn all_ranks(&self, state: &mut State<A>, settings: &Settings) -> Result<Arc<Base<A>>> {
         if let Some(base) = &state.base {
+            drop(end::enter()?);
             return Ok(base.clone());
         }
-        let library = self.library(state)?;
-        let limit = Config::new().resolve()?.join_timeout;
+        let library = self.library(state, settings)?;
+        let _inside = end::enter()?;
+        let limit = settings.join_timeout;
         // SAFETY: MPI is initialised, so its world exists.
         let base = Arc::new(unsafe { Base::of(&library, library.api.comm_world(), ALL_RANKS, limit) }?);
         state.base = Some(base.clone());
@@ -76,7 +80,9 @@ impl<A: Api> MpiDriver<A> {
     /// The handle is of a communicator that exists.
     pub(crate) unsafe fn world_of(&self, communicator: Comm<A>) -> Result<World> {
         let mut state = lock(self.state);
-        let library = self.library(&mut state)?;
+        let settings = Config::new().resolve()?;
+        let library = self.library(&mut state, &settings)?;
+        let _inside = end::enter()?;
         let mut between = 0;
         // SAFETY: the caller's promise.
         library.succeeded(unsafe { library.api.comm_test_inter(communicator, &mut between) })?;
@@ -85,9 +91,8 @@ impl<A: Api> MpiDriver<A> {
                 "an intercommunicator has no ranks of its own; merge it first (MPI_Intercomm_merge)",
             ));
         }
-        let limit = Config::new().resolve()?.join_timeout;
         // SAFETY: the caller's promise, and it is an intracommunicator.
-        let base = Arc::new(unsafe { Base::of(&library, communicator, SOME_RANKS, limit) }?);
+        let base = Arc::new(unsafe { Base::of(&library, communicator, SOME_RANKS, settings.join_timeout) }?);
         let world = World::bootstrap(base.as_ref())?;
         state.others.push((world.job(), base));
         Ok(world)
@@ -116,7 +121,8 @@ impl<A: Api> Driver for MpiDriver<A> {
         if let Some(world) = &state.world {
             return Ok(world.clone());
         }
-        let base = self.all_ranks(&mut state)?;
+        let base = self.all_ranks(&mut state, &Config::new().resolve()?)?;
+        let _inside = end::enter()?;
         if base.size == 1 {
             match announced().filter(|claim| claim.size > 1) {
                 Some(claim) => return Err(elsewhere(&base, claim.source, claim.rank, claim.size)),
@@ -139,11 +145,15 @@ impl<A: Api> Driver for MpiDriver<A> {
             tracing::warn!(mode, "the program flushes subnormal numbers; reductions of them will not be exact");
         }
         let settings = config.resolve()?;
+        // MPI waits for all, and can't say for whom.
+        let everybody = Group::world(world.size());
+        let key = format!("{}/join", self.name);
+        world.store().exchange(&key, "joining MPI", &everybody, &[], Attachment::None, settings.join_timeout)?;
         let mut state = lock(self.state);
         let known = state.others.iter().find(|(job, _)| *job == world.job()).map(|(_, base)| base.clone());
         let base = match known {
             Some(base) => base,
-            None => self.all_ranks(&mut state)?,
+            None => self.all_ranks(&mut state, &settings)?,
         };
         // The launcher's ranks are MPI's only when the program runs the MPI of that launcher.
         if (base.rank, base.size) != (world.rank(), world.size()) {

@@ -30,6 +30,8 @@ pub(crate) struct Flight<A: Api> {
     own_type: Option<OwnType<A>>,
     /// Check mode: what is said before a message, while it is not known.
     header: Option<Header<A>>,
+    /// The same of a message that this rank sends, while it is under way.
+    said: Option<Header<A>>,
     /// The result's place, when MPI writes into staging instead.
     deliver: Option<(*const u8, *mut u8, usize)>,
 }
@@ -78,6 +80,7 @@ impl<A: Api> Flight<A> {
             after: After::Nothing,
             expected: None,
             header: None,
+            said: None,
             deliver,
         };
         // SAFETY: the caller's promise, or memory that the flight keeps.
@@ -117,8 +120,10 @@ impl<A: Api> Flight<A> {
                 self.header = Some(header);
                 return Ok(0);
             }
+            let tag = header.tag;
+            self.said = Some(header);
             // SAFETY: the caller's promise.
-            return unsafe { self.data(call, header.tag) };
+            return unsafe { self.data(call, tag) };
         }
         // SAFETY: the caller's promise.
         unsafe { self.data(call, DATA) }
@@ -170,6 +175,12 @@ impl<A: Api> Flight<A> {
                 }
             }
         }
+        if let Some(said) = &mut self.said {
+            if !said.is_sent(&self.channel)? {
+                return Ok(false);
+            }
+            self.said = None;
+        }
         let mut status = Status::default();
         let mut flag = 0;
         while let Some(request) = self.more.last_mut() {
@@ -208,6 +219,11 @@ impl<A: Api> Flight<A> {
             }
         }
         Ok(true)
+    }
+
+    /// Position of the member whose message is waited for.
+    pub(crate) fn sender(&self) -> Option<usize> {
+        self.expected.as_ref().map(|(_, expected)| expected.peer)
     }
 
     /// Whether MPI uses nothing of the caller's any more.

@@ -77,6 +77,20 @@ impl<A: Api> Header<A> {
         if code == 0 { Ok(header) } else { Err(channel.failed(code)) }
     }
 
+    /// Whether it is on its way, so that MPI needs it no more.
+    pub(crate) fn is_sent(&mut self, channel: &Channel<A>) -> Result<bool> {
+        let (mut flag, mut status) = (0, Status::default());
+        // SAFETY: a request of ours that is not finished.
+        let code = unsafe { channel.library.api.test(&mut self.request, &mut flag, &mut status) };
+        if code != 0 {
+            return Err(channel.failed(code));
+        }
+        if flag != 0 {
+            self.letter = None;
+        }
+        Ok(flag != 0)
+    }
+
     /// The receive and the tag of its message, when the header has come and fits.
     pub(crate) fn poll(&mut self, channel: &Channel<A>) -> Result<Option<(RawCall<'static>, c_int)>> {
         let (mut flag, mut status) = (0, Status::default());

@@ -40,7 +40,9 @@ const SMALLER: &str = "RANKWISE_MPI_MOST_COUNT";
 pub(crate) fn most() -> Result<usize> {
     let Ok(text) = std::env::var(SMALLER) else { return Ok(MOST) };
     text.parse().ok().filter(|most| (1..=MOST).contains(most)).ok_or_else(|| {
-        Error::invalid(format!("{SMALLER}={text:?} is no count from 1 to {MOST}; it is for tests alone, leave it unset"))
+        Error::invalid(format!(
+            "{SMALLER}={text:?} is no count from 1 to {MOST}; it is for tests alone, leave it unset"
+        ))
     })
 }
 
@@ -260,9 +262,7 @@ unsafe fn messages<A: Api>(
                     match (scatters == (me == root), request) {
                         (true, None) => api.send(src.cast(), 1, datatype, peer, PART, comm),
                         (true, Some(request)) => api.isend(src.cast(), 1, datatype, peer, PART, comm, request),
-                        (false, None) => {
-                            api.recv(dst.cast(), 1, datatype, peer, PART, comm, &mut Status::default())
-                        }
+                        (false, None) => api.recv(dst.cast(), 1, datatype, peer, PART, comm, &mut Status::default()),
                         (false, Some(request)) => api.irecv(dst.cast(), 1, datatype, peer, PART, comm, request),
                     }
                 })
@@ -315,8 +315,7 @@ fn make_type<A: Api>(library: &Library<A>, bytes: usize) -> Result<Datatype<A>, 
             let places = [0, (whole * library.most) as isize];
             let parts = if rest == 0 { 1 } else { 2 };
             let types = [block, byte];
-            let code =
-                api.type_create_struct(parts, lengths.as_ptr(), places.as_ptr(), types.as_ptr(), &mut datatype);
+            let code = api.type_create_struct(parts, lengths.as_ptr(), places.as_ptr(), types.as_ptr(), &mut datatype);
             api.type_free(&mut block);
             succeeded(code)?;
         }

@@ -9,6 +9,7 @@
 //! - `large`, `wide`, `pieces`: calls whose counts MPI's `int` can't hold;
 //! - `channel`, `flight`, `work`, `watch`: one communicator, its blocking and started calls, and who watches them;
 //! - `meeting`, `queue`, `header`, `post`: check mode, and words outside every call;
+//! - `goodbye`, `end`: leaving a communicator, and the end of MPI;
 //! - `communicator`, `backend`, `driver`: the backend interface.
 //!
 //! The feature `linked` needs an MPI (`mpicc`, or what `MPICC` names) and libclang at build time, `abi` nothing; without either the crate is
@@ -29,7 +30,11 @@ mod communicator;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod driver;
 #[cfg(any(feature = "linked", feature = "abi"))]
+mod end;
+#[cfg(any(feature = "linked", feature = "abi"))]
 mod flight;
+#[cfg(any(feature = "linked", feature = "abi"))]
+mod goodbye;
 #[cfg(any(feature = "linked", feature = "abi"))]
 mod header;
 #[cfg(any(feature = "linked", feature = "abi"))]

@@ -31,6 +31,8 @@ pub(crate) struct Library<A: Api> {
     pub(crate) wide: Option<Wide<A>>,
     /// A communicator broke while calls were in it.
     broken: AtomicBool,
+    /// The process that started it; a forked child has it too, and must leave it alone.
+    process: u32,
     /// Communicators with calls that wait for their members.
     pub(crate) pending: Mutex<Vec<Weak<Channel<A>>>>,
 }
@@ -70,6 +72,9 @@ impl<A: Api> Library<A> {
         let constants = api.constants();
         let version = version(&api, &constants);
         initialise(&api, &constants, &version, settings)?;
+        // The program may end MPI itself.
+        let code = api.on_finalize();
+        succeeded(&api, &constants, &version, code)?;
         let named = [
             Named::I8,
             Named::U8,
@@ -89,6 +94,7 @@ impl<A: Api> Library<A> {
             // SAFETY: the handles are those of the one MPI here.
             wide: unsafe { Wide::find() },
             broken: AtomicBool::new(false),
+            process: std::process::id(),
             pending: Mutex::default(),
             api,
             version,
@@ -156,10 +162,13 @@ impl<A: Api> Library<A> {
     /// would wait for.
     pub(crate) fn end(&self, status: c_int) {
         let mut flag = zeroed();
+        if status != 0 || self.process != std::process::id() {
+            return;
+        }
         // SAFETY: may be called at any time after initialisation.
         unsafe { self.api.finalized(&mut flag) };
         // Another thread that is in MPI while the process ends would be there at the same time.
-        if flag != 0 || status != 0 || crate::watch::is_any_in_a_call() {
+        if flag != 0 || !crate::end::close() {
             return;
         }
         if self.broken.load(Ordering::Relaxed) {

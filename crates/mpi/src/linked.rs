@@ -5,6 +5,7 @@ use crate::api::{
     UserFunction, functions,
 };
 use crate::driver::{MpiDriver, State};
+use crate::end;
 use crate::library;
 use mpi::ffi;
 use rankwise_core::Result;
@@ -81,6 +82,17 @@ impl Handles for Linked {
         }
     }
 
+    fn on_finalize(&self) -> c_int {
+        let mut key = 0;
+        // SAFETY: MPI is initialised; the functions live as long as the program.
+        unsafe {
+            match ffi::MPI_Comm_create_keyval(Some(no_copy), Some(finalizing), &mut key, std::ptr::null_mut()) {
+                0 => ffi::MPI_Comm_set_attr(ffi::RSMPI_COMM_SELF, key, std::ptr::null_mut()),
+                code => code,
+            }
+        }
+    }
+
     fn constants(&self) -> Constants {
         // SAFETY: as above.
         unsafe {
@@ -93,6 +105,25 @@ impl Handles for Linked {
             }
         }
     }
+}
+
+/// Attributes of ours are never copied.
+unsafe extern "C" fn no_copy(
+    _: ffi::MPI_Comm,
+    _: c_int,
+    _: *mut c_void,
+    _: *mut c_void,
+    _: *mut c_void,
+    copied: *mut c_int,
+) -> c_int {
+    // SAFETY: MPI gives a place for the answer.
+    unsafe { *copied = 0 };
+    0
+}
+
+unsafe extern "C" fn finalizing(_: ffi::MPI_Comm, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
+    end::close();
+    0
 }
 
 macro_rules! forward {

@@ -1,10 +1,11 @@
 //! Check mode: before anything moves, every member tells every other what it is about to call.
 //!
-//! Messages of a pair arrive in order, so the first of one rank meets the first of the other, and so on. Unlike a collective, the
+//! Messages of a pair and tag arrive in order, so the first of one rank meets the first of the other, and so on; what follows on a call has a tag of
+//! its own, since other calls may have been told before. Unlike a collective, the
 //! exchange knows who has not come, and needs no order among communicators.
 
 use crate::api::{Api, Named, Request, Status};
-use crate::channel::{Channel, MEET};
+use crate::channel::{self, Channel, MEET};
 use rankwise_core::backend::RawCall;
 use rankwise_core::descriptor::{self, Words};
 use rankwise_core::{Error, ErrorKind, OpKind, Result};
@@ -66,6 +67,7 @@ impl<A: Api> Meeting<A> {
     }
 
     fn open(channel: &Channel<A>, mine: Words, sent: &[u64], expected: Vec<u64>) -> Result<Meeting<A>> {
+        let tag = if mine[0] == PAIRS { channel::PAIRS } else { MEET };
         let n = channel.size();
         let null = channel.library.api.request_null();
         let letters = Box::new(Letters {
@@ -84,8 +86,8 @@ impl<A: Api> Meeting<A> {
                 let receive = &mut meeting.receives[peer];
                 let send = &mut meeting.sends[peer];
                 [
-                    api.irecv(received.cast(), words as c_int, datatype, to, MEET, channel.comm, receive),
-                    api.isend(sent.cast(), words as c_int, datatype, to, MEET, channel.comm, send),
+                    api.irecv(received.cast(), words as c_int, datatype, to, tag, channel.comm, receive),
+                    api.isend(sent.cast(), words as c_int, datatype, to, tag, channel.comm, send),
                 ]
             };
             if let Some(code) = codes.into_iter().find(|code| *code != 0) {
@@ -150,7 +152,8 @@ fn wrong_pairs<A: Api>(channel: &Channel<A>, odd: &[usize]) -> Error {
     Error::new(
         ErrorKind::Mismatch,
         format!(
-            "the counts of all_to_all_v don't fit together: of the ranks {ranks:?} each expects another count from a peer than              that one sends; both name the same count for their pair"
+            "the counts of all_to_all_v don't fit together: of the ranks {ranks:?} each expects another count from a peer than \
+             that one sends; both name the same count for their pair"
         ),
     )
     .with_peers(ranks)

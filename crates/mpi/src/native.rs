@@ -104,7 +104,9 @@ pub(crate) unsafe fn launch<A: Api>(
         match kind {
             Some(OpKind::AllReduce) => either!(allreduce, iallreduce, src, dst, n, t, op, comm),
             Some(OpKind::Reduce) => either!(reduce, ireduce, src, dst, n, t, op, root, comm),
-            Some(OpKind::ReduceScatter) => either!(reduce_scatter_block, ireduce_scatter_block, src, dst, n, t, op, comm),
+            Some(OpKind::ReduceScatter) => {
+                either!(reduce_scatter_block, ireduce_scatter_block, src, dst, n, t, op, comm)
+            }
             Some(OpKind::ReduceScatterV) => {
                 either!(reduce_scatter, ireduce_scatter, src, dst, ints.send.as_ptr(), t, op, comm)
             }

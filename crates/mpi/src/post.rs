@@ -1,4 +1,4 @@
-//! Words between ranks outside every call: abort, failure, goodbye.
+//! Words between ranks outside every call: abort and failure.
 //!
 //! They travel on the communicator of all ranks (`base`), which is never freed, and name the one that they are about: a message that arrives on a
 //! freed communicator would be given to the next one that MPI makes (Open MPI does so).
@@ -24,13 +24,11 @@ pub(crate) enum Word {
     Mismatch = 2,
     /// It gave up a call at its deadline.
     Late = 3,
-    /// It uses the communicator no more.
-    Left = 4,
 }
 
 impl Word {
     fn from(number: u64) -> Option<Word> {
-        [Word::Aborted, Word::Mismatch, Word::Late, Word::Left].into_iter().find(|word| *word as u64 == number)
+        [Word::Aborted, Word::Mismatch, Word::Late].into_iter().find(|word| *word as u64 == number)
     }
 
     /// What the word means for whoever gets it.
@@ -39,7 +37,6 @@ impl Word {
             Word::Aborted => (ErrorKind::Aborted, "called abort; make another communicator to go on"),
             Word::Mismatch => (ErrorKind::Mismatch, "found a message that does not fit its receive; see its error"),
             Word::Late => (ErrorKind::Timeout, "gave up a call at its deadline; see its error"),
-            Word::Left => (ErrorKind::PeerLeft, "has dropped or finalized the communicator, while this rank goes on"),
         };
         Error::new(kind, format!("rank {by} {text}")).with_peers([by])
     }
@@ -104,6 +101,7 @@ impl<A: Api> Base<A> {
 
     /// Takes in what has come.
     pub(crate) fn collect(&self) {
+        self.free_retired();
         let (api, any) = (&self.library.api, self.library.constants.any_source);
         loop {
             let (mut flag, mut message, mut status) = (0, std::mem::MaybeUninit::uninit(), Status::default());
@@ -124,12 +122,17 @@ impl<A: Api> Base<A> {
     fn hand_over(&self, letter: Letter) {
         let [number, id, by] = letter;
         let Some(word) = Word::from(number) else { return };
-        let channel = match lock(&self.post.live).get(&id) {
+        let live = lock(&self.post.live);
+        let channel = match live.get(&id) {
             None => return,
             Some(channel) => channel.upgrade(),
         };
         match channel {
-            Some(channel) => channel.hear(word, by as usize),
+            Some(channel) => {
+                drop(live);
+                channel.hear(word, by as usize);
+            }
+            // Under the lock: who delivers what is early has it after this, or before.
             None => lock(&self.post.early).push(letter),
         }
     }

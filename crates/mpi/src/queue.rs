@@ -7,7 +7,6 @@ use crate::api::Api;
 use crate::channel::{Channel, lock};
 use crate::flight::Flight;
 use crate::meeting::Meeting;
-use crate::post::Word;
 use rankwise_core::backend::{Counts, RawCall};
 use rankwise_core::{Error, ErrorKind, Result};
 use std::sync::{Arc, Mutex};
@@ -54,11 +53,10 @@ pub(crate) fn without_counts(call: &RawCall<'_>) -> RawCall<'static> {
 pub(crate) type Shared<A> = Arc<Mutex<Pending<A>>>;
 
 impl<A: Api> Channel<A> {
-    /// Queues calls behind those that were made before, after telling the members. With `only_meet` they are not begun: the caller
-    /// does that when all have come.
-    pub(crate) fn queue(self: &Arc<Self>, calls: &[RawCall<'_>], staged: bool, only_meet: bool) -> Result<Shared<A>> {
+    /// Queues calls behind those that were made before, after telling the members.
+    pub(crate) fn queue(self: &Arc<Self>, calls: &[RawCall<'_>], staged: bool) -> Result<Shared<A>> {
         let meeting = Meeting::of_calls(self, calls)?;
-        let calls = if only_meet { Vec::new() } else { calls.iter().map(Kept::new).collect() };
+        let calls = calls.iter().map(Kept::new).collect();
         Ok(self.push(Pending { meeting: Some(meeting), calls, staged, outcome: None }))
     }
 
@@ -122,11 +120,9 @@ impl<A: Api> Pending<A> {
         let left = channel.left();
         match meeting.poll(channel).and_then(|all| if all { meeting.verdict(channel).map(Some) } else { Ok(None) }) {
             Ok(None) => {
-                let Some(gone) = meeting.missing(channel).into_iter().find(|peer| left.contains(peer)) else {
-                    return false;
-                };
-                let gone = channel.spec.group.global(gone).unwrap_or(gone);
-                self.outcome = Some(Err(channel.poison(Word::Left.error(gone))));
+                let has_left = |peer: &usize| left.iter().any(|(gone, _)| gone == peer);
+                let Some(gone) = meeting.missing(channel).into_iter().find(has_left) else { return false };
+                self.outcome = Some(Err(channel.left_by(gone)));
             }
             Ok(Some(Some(further))) => {
                 self.meeting = Some(further);

@@ -5,6 +5,7 @@ use crate::api::{
     UserFunction, functions,
 };
 use crate::driver::{MpiDriver, State};
+use crate::end;
 use crate::library;
 use libloading::os::unix::{Library as Shared, RTLD_GLOBAL, RTLD_NOW};
 use rankwise_core::{Error, ErrorKind, Result};
@@ -15,6 +16,9 @@ use std::sync::{Mutex, OnceLock};
 /// The size that the standard gives `MPI_Status`.
 const _: () = assert!(size_of::<Status>() >= 32);
 
+type CopyAttribute =
+    unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut c_void, *mut c_void, *mut c_int) -> c_int;
+type DeleteAttribute = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, *mut c_void) -> c_int;
 type CommErrhandler = unsafe extern "C" fn(*mut usize, *mut c_int);
 
 macro_rules! table {
@@ -25,6 +29,8 @@ macro_rules! table {
             $($name: unsafe extern "C" fn($($type),*) -> c_int,)*
             op_create: unsafe extern "C" fn(UserFunction, c_int, *mut usize) -> c_int,
             comm_create_errhandler: unsafe extern "C" fn(CommErrhandler, *mut usize) -> c_int,
+            comm_create_keyval: unsafe extern "C" fn(CopyAttribute, DeleteAttribute, *mut c_int, *mut c_void) -> c_int,
+            comm_set_attr: unsafe extern "C" fn(usize, c_int, *mut c_void) -> c_int,
         }
 
         impl Standard {
@@ -35,6 +41,8 @@ macro_rules! table {
                         $($name: symbol(library, from, stringify!($mpi))?,)*
                         op_create: symbol(library, from, "MPI_Op_create")?,
                         comm_create_errhandler: symbol(library, from, "MPI_Comm_create_errhandler")?,
+                        comm_create_keyval: symbol(library, from, "MPI_Comm_create_keyval")?,
+                        comm_set_attr: symbol(library, from, "MPI_Comm_set_attr")?,
                     })
                 }
             }
@@ -81,6 +89,25 @@ unsafe fn symbol<T: Copy>(library: &Shared, from: &str, name: &str) -> Result<T,
 
 /// Leaves the code to the caller, as `MPI_ERRORS_RETURN` does.
 unsafe extern "C" fn leave(_: *mut usize, _: *mut c_int) {}
+
+/// Attributes of ours are never copied.
+unsafe extern "C" fn no_copy(
+    _: *mut c_void,
+    _: c_int,
+    _: *mut c_void,
+    _: *mut c_void,
+    _: *mut c_void,
+    copied: *mut c_int,
+) -> c_int {
+    // SAFETY: MPI gives a place for the answer.
+    unsafe { *copied = 0 };
+    0
+}
+
+unsafe extern "C" fn finalizing(_: *mut c_void, _: c_int, _: *mut c_void, _: *mut c_void) -> c_int {
+    end::close();
+    0
+}
 
 impl Handles for Standard {
     type Comm = usize;
@@ -137,6 +164,18 @@ impl Handles for Standard {
             Builtin::BAnd => 0x28,
             Builtin::BOr => 0x29,
             Builtin::BXor => 0x2a,
+        }
+    }
+
+    fn on_finalize(&self) -> c_int {
+        const MPI_COMM_SELF: usize = 0x102;
+        let mut key = 0;
+        // SAFETY: MPI is initialised; the functions live as long as the program.
+        unsafe {
+            match (self.comm_create_keyval)(no_copy, finalizing, &mut key, std::ptr::null_mut()) {
+                0 => (self.comm_set_attr)(MPI_COMM_SELF, key, std::ptr::null_mut()),
+                code => code,
+            }
         }
     }
 

@@ -4,7 +4,7 @@
 //! counts from when it first saw a call, so that a report comes up to one interval late.
 
 use rankwise_core::{OnStuck, OpKind};
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ impl Call {
     /// Notes that a call begins.
     #[inline]
     pub(crate) fn note(&self, kind: OpKind, sequence: u64, deadline: Duration) -> Noted<'_> {
+        // The end of the call before is seen before anything of this one.
+        fence(Ordering::Release);
         // Relaxed: published by the release below.
         self.kind.store(kind as u8, Ordering::Relaxed);
         self.deadline.store(nanoseconds(deadline), Ordering::Relaxed);
@@ -46,7 +48,11 @@ impl Call {
 
     fn look(&self) -> Option<(u64, u8, u64)> {
         let sequence = self.sequence.load(Ordering::Acquire);
-        (sequence != 0).then(|| (sequence, self.kind.load(Ordering::Relaxed), self.deadline.load(Ordering::Relaxed)))
+        let rest = (self.kind.load(Ordering::Relaxed), self.deadline.load(Ordering::Relaxed));
+        // The loads above stay above. A call that ended meanwhile may have left the note to the next, whose deadline is another.
+        fence(Ordering::Acquire);
+        let same = self.sequence.load(Ordering::Relaxed) == sequence;
+        (sequence != 0 && same).then_some((sequence, rest.0, rest.1))
     }
 }
 
@@ -66,6 +72,8 @@ pub(crate) trait Watched: Send + Sync {
     fn on_stuck(&self) -> OnStuck;
     /// Someone has called abort.
     fn aborted(&self) -> bool;
+    /// MPI is at its end.
+    fn close(&self);
 }
 
 struct Entry {
@@ -92,6 +100,12 @@ pub(crate) fn watch(channel: Weak<dyn Watched>) {
             tracing::warn!(%error, "calls into MPI are not watched: the thread could not be started");
         }
     });
+}
+
+/// Tells all communicators that MPI is at its end.
+pub(crate) fn close_all() {
+    let watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
+    watched.iter().filter_map(|entry| entry.channel.upgrade()).for_each(|channel| channel.close());
 }
 
 /// Whether a thread is in a call at this moment.
@@ -127,6 +141,9 @@ impl Entry {
         let waited = since.elapsed();
         let late = deadline != u64::MAX && waited >= Duration::from_nanos(deadline);
         if (!late && !channel.aborted()) || self.reported == sequence {
+            return;
+        }
+        if channel.call().look().is_none_or(|(now, ..)| now != sequence) {
             return;
         }
         self.reported = sequence;

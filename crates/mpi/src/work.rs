@@ -2,11 +2,13 @@
 
 use crate::api::Api;
 use crate::channel::{Channel, lock};
+use crate::end;
 use crate::flight::Flight;
+use crate::goodbye::Left;
 use crate::post::Word;
 use crate::queue;
 use rankwise_core::backend::{RawCall, RawWork};
-use rankwise_core::{Error, ErrorKind, Queue, Result};
+use rankwise_core::{Error, ErrorKind, OpKind, Queue, Result};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,8 +22,9 @@ pub(crate) struct Started<A: Api> {
     flights: Vec<Flight<A>>,
     /// Check mode: the calls, while they have not begun.
     pending: Option<queue::Shared<A>>,
-    /// Number of the call.
+    /// Number of the call, and of the last collective with it; 0 when it is none.
     sequence: u64,
+    collective: u64,
     started: Instant,
     deadline: Duration,
     /// MPI has staging instead of the caller's buffers. Always with several calls: when a later one can't be started, the earlier ones
@@ -47,12 +50,14 @@ impl<A: Api> Started<A> {
             channel: channel.clone(),
             flights: Vec::with_capacity(calls.len()),
             pending: None,
-            sequence: channel.next(),
+            sequence: 0,
+            collective: 0,
             started: Instant::now(),
             deadline,
             staged,
             given_up: false,
         };
+        started.count(calls);
         for call in calls {
             // SAFETY: the caller's promise.
             match unsafe { Flight::start(channel, call, staged) } {
@@ -64,26 +69,37 @@ impl<A: Api> Started<A> {
         Ok(started)
     }
 
-    /// Tells the members about calls, which begin when all have come; with `only_meet` they don't, and all is done when all have come.
+    /// Tells the members about calls, which begin when all have come.
     pub(crate) fn meet(
         channel: &Arc<Channel<A>>,
         calls: &[RawCall<'_>],
         deadline: Duration,
         staged: bool,
-        only_meet: bool,
     ) -> Result<Started<A>> {
         let staged = staged || calls.len() > 1;
-        let pending = Some(channel.queue(calls, staged, only_meet)?);
-        Ok(Started {
+        let pending = Some(channel.queue(calls, staged)?);
+        let mut started = Started {
             channel: channel.clone(),
             flights: Vec::new(),
             pending,
-            sequence: channel.next(),
+            sequence: 0,
+            collective: 0,
             started: Instant::now(),
             deadline,
             staged,
             given_up: false,
-        })
+        };
+        started.count(calls);
+        Ok(started)
+    }
+
+    fn count(&mut self, calls: &[RawCall<'_>]) {
+        for call in calls {
+            self.sequence = self.channel.next(call.kind);
+            if !matches!(call.kind, OpKind::Send | OpKind::Recv) {
+                self.collective = self.channel.collectives();
+            }
+        }
     }
 
     fn poll(&mut self) -> Result<bool> {
@@ -103,6 +119,7 @@ impl<A: Api> Started<A> {
     }
 
     fn look(&mut self) -> Result<bool> {
+        let _inside = end::enter()?;
         if self.poll()? {
             return Ok(true);
         }
@@ -114,11 +131,23 @@ impl<A: Api> Started<A> {
         self.given_up || self.pending.is_none() && self.flights.iter().all(Flight::is_idle)
     }
 
-    fn interrupted(&self) -> Result<()> {
+    fn interrupted(&mut self) -> Result<()> {
         self.channel.interrupted().map_err(|cause| {
             let own = self.pending.as_ref().filter(|_| cause.kind() == &ErrorKind::Timeout);
             own.and_then(|pending| lock(pending).late(&self.channel)).unwrap_or(cause)
-        })
+        })?;
+        // Check mode knows by its exchange who has come.
+        if self.pending.is_some() || self.channel.spec.check {
+            return Ok(());
+        }
+        let senders: Vec<usize> = self.flights.iter().filter_map(Flight::sender).collect();
+        let is_missed = |(gone, collectives): &Left| *collectives < self.collective || senders.contains(gone);
+        match self.channel.left().into_iter().find(is_missed) {
+            // What a member sent before it left has come by now.
+            Some(_) if self.poll()? => Ok(()),
+            Some((gone, _)) => Err(self.channel.left_by(gone)),
+            None => Ok(()),
+        }
     }
 
     #[cold]
@@ -145,32 +174,84 @@ impl<A: Api> Started<A> {
         result
     }
 
-    fn wait_until(&mut self, deadline: Duration) -> Result<()> {
-        self.poll_until(deadline).map_err(|error| numbered(error, self.sequence))
+    /// Waits to the end, which MPI alone brings about once the calls have begun with the caller's own buffers. From then on the watching thread
+    /// sees the call.
+    pub(crate) fn finish_watched(mut self, kind: OpKind) -> Result<()> {
+        let (sequence, channel) = (self.sequence, self.channel.clone());
+        let _inside = end::enter()?;
+        let mut failed = None;
+        if let Err(error) = self.poll_until(self.deadline, Until::Begun) {
+            failed = Some(numbered(error, sequence));
+            if self.cancel() {
+                return failed.map_or(Ok(()), Err);
+            }
+        }
+        let _noted = channel.call.note(kind, sequence, self.deadline.saturating_sub(self.started.elapsed()));
+        let mut pause = Pause::new(&channel);
+        loop {
+            match self.poll() {
+                Ok(true) => return failed.map_or(Ok(()), Err),
+                Ok(false) => pause.take(),
+                // Nothing is left of a call that failed; several were staged.
+                Err(error) => {
+                    self.cancel();
+                    return Err(failed.unwrap_or(numbered(error, sequence)));
+                }
+            }
+        }
     }
 
-    fn poll_until(&mut self, deadline: Duration) -> Result<()> {
+    fn wait_until(&mut self, deadline: Duration) -> Result<()> {
+        self.poll_until(deadline, Until::Finished).map_err(|error| numbered(error, self.sequence))
+    }
+
+    fn poll_until(&mut self, deadline: Duration, until: Until) -> Result<()> {
+        let _inside = end::enter()?;
         let begun = Instant::now();
         let own = self.deadline.saturating_sub(self.started.elapsed());
         let limit = deadline.min(own);
-        let patient = self.channel.world.local_size() <= self.channel.world.cpus();
-        let mut looks = 0_u32;
+        let mut pause = Pause::new(&self.channel);
         loop {
-            if self.poll()? {
+            if self.poll()? || (until == Until::Begun && self.pending.is_none()) {
                 return Ok(());
             }
-            looks = looks.wrapping_add(1);
-            if !patient || looks > SPINS {
-                std::thread::yield_now();
-            } else {
-                std::hint::spin_loop();
-            }
-            if looks.is_multiple_of(64) || !patient {
+            pause.take();
+            if pause.looks.is_multiple_of(64) || !pause.patient {
                 self.interrupted()?;
                 if begun.elapsed() >= limit {
                     return Err(self.late());
                 }
             }
+        }
+    }
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    /// The members have come, so that the calls are MPI's.
+    Begun,
+    Finished,
+}
+
+/// Between two looks.
+struct Pause {
+    /// Every rank of this host has a processor.
+    patient: bool,
+    looks: u32,
+}
+
+impl Pause {
+    fn new<A: Api>(channel: &Channel<A>) -> Pause {
+        Pause { patient: channel.world.local_size() <= channel.world.cpus(), looks: 0 }
+    }
+
+    fn take(&mut self) {
+        self.looks = self.looks.wrapping_add(1);
+        if !self.patient || self.looks > SPINS {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
         }
     }
 }
@@ -200,17 +281,22 @@ unsafe impl<A: Api> RawWork for Started<A> {
     }
 
     fn cancel(&mut self) -> bool {
+        let Ok(_inside) = end::enter() else { return self.staged || self.is_idle() };
         let _ = self.poll();
         if self.is_idle() {
             return true;
         }
         self.channel.abort();
         if let Some(pending) = self.pending.take() {
-            // Not begun: MPI has nothing of the caller's.
             self.channel.forget(&pending);
-            if lock(&pending).take().is_none() {
-                self.given_up = true;
-                return true;
+            // Another thread may have begun it meanwhile.
+            match lock(&pending).take() {
+                // MPI has nothing of the caller's.
+                None | Some(Err(_)) => {
+                    self.given_up = true;
+                    return true;
+                }
+                Some(Ok(flights)) => self.flights = flights,
             }
         }
         if self.staged {
