@@ -4,7 +4,7 @@
 //!
 //! - *the library has the functions of MPI 4 that count in 64 bits* (`wide`): they are used. They and those with `int` are one procedure with
 //!   two bindings, so a rank whose counts fit may meet one whose counts don't. Reductions with an operator of ours go in parts even so: such an
-//!   operator is called with an `int`.
+//!   operator is called with an `int`; and an even scatter goes as messages, since MPICH 4.0's overruns its buffers.
 //! - *else, and all members know the counts* (reductions, broadcast): native calls on parts of at most `most` elements. A reduce-scatter becomes
 //!   reductions to each member. All derive the same parts.
 //! - *else* (data that moves): the native collective in larger units. MPI matches what is sent and received by the sequence of basic types, not
@@ -77,12 +77,16 @@ impl<A: Api> Way<A> {
 pub(crate) fn movement<A: Api>(
     library: &Library<A>,
     call: &RawCall<'_>,
-    me: usize,
+    (n, me): (usize, usize),
     mut way: Way<A>,
     ints: &mut Integers,
 ) -> Result<Way<A>> {
     let (kind, elem_size) = (call.kind, call.elem_size);
     if library.wide.is_some() {
+        if kind == OpKind::Scatter {
+            let bytes = vec![way.arguments.count; n];
+            return Ok(way.by(Plan::Messages { kind, bytes, me }, ints));
+        }
         return Ok(way.by(Plan::Wide(kind, Lists::new(call, elem_size)), ints));
     }
     if kind == OpKind::Broadcast {
@@ -223,9 +227,10 @@ pub(crate) unsafe fn launch<A: Api>(
                 .find(|code| *code != 0)
                 .unwrap_or(0)
         }
-        // SAFETY: the caller's promise.
         (Some(Plan::Messages { kind, bytes, me }), _) => unsafe {
-            messages(library, comm, (*kind == OpKind::ScatterV, root, *me), bytes, &way.arguments, &mut starter)
+            let scatters = matches!(kind, OpKind::Scatter | OpKind::ScatterV);
+            // SAFETY: the caller's promise.
+            messages(library, comm, (scatters, root, *me), bytes, &way.arguments, &mut starter)
         },
         // A way without a kind comes with a plan, and a wide one with the functions.
         _ => 0,

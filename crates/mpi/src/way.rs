@@ -53,7 +53,7 @@ pub(crate) unsafe fn decide<A: Api>(
     ints: &mut Integers,
 ) -> Result<Way<A>> {
     let Some(op) = call.op else {
-        return movement(library, call, me, ints);
+        return movement(library, call, (n, me), ints);
     };
     // SAFETY: the caller's promise.
     unsafe {
@@ -152,14 +152,21 @@ fn is_inside(call: &RawCall<'_>) -> bool {
 
 /// Data that moves as it is: bytes.
 #[inline]
-fn movement<A: Api>(library: &Library<A>, call: &RawCall<'_>, me: usize, ints: &mut Integers) -> Result<Way<A>> {
+fn movement<A: Api>(
+    library: &Library<A>,
+    call: &RawCall<'_>,
+    (n, me): (usize, usize),
+    ints: &mut Integers,
+) -> Result<Way<A>> {
     let mut most = call.src.bytes.max(call.dst.bytes);
+    // Not this rank's bytes alone: members of these decide alike.
     if !(call.counts.send.is_empty() && call.counts.recv.is_empty()) {
-        // Not this rank's bytes alone: who gathers and scatters parts is told the counts of all.
         most = ints.fill(call, call.elem_size);
+    } else if call.kind == OpKind::Scatter {
+        most = call.dst.bytes * n;
     }
     let way = moved(library, call, me);
-    if most > library.most { large::movement(library, call, me, way, ints) } else { Ok(way) }
+    if most > library.most { large::movement(library, call, (n, me), way, ints) } else { Ok(way) }
 }
 
 fn moved<A: Api>(library: &Library<A>, call: &RawCall<'_>, me: usize) -> Way<A> {
@@ -234,7 +241,7 @@ unsafe fn folded<A: Api>(
             OpKind::AllToAllV
         }
     };
-    let mut way = movement(library, &moved, me, ints)?;
+    let mut way = movement(library, &moved, (n, me), ints)?;
     let reducer = Reducer::new(call.dtype, op, n).ok_or_else(no_kernel)?;
     if is_root {
         way.after = After::Fold { reducer, parts, members: n, count, dst: call.dst.ptr };
