@@ -194,8 +194,8 @@ impl<A: Api> Flight<A> {
             }
             self.more.pop();
         }
-        // SAFETY: as above.
         let code = match self.failure {
+            // SAFETY: as above.
             0 => unsafe { self.channel.library.api.test(&mut self.request, &mut flag, &mut status) },
             failure => failure,
         };
