@@ -1,6 +1,7 @@
 //! `rankwise bench`: how fast collectives are on this machine, every result checked.
 //!
-//! `job` measures a sweep and prints, with ranks that `launched` starts; `rank` is what each of them does. `args` and `size` read the command line into cells
+//! `job` measures a sweep and prints, with ranks that `launched` starts, under the launcher that `mpirun` finds where a backend
+//! needs an MPI's; `watch` ends such a job when it says nothing. `rank` is what each of them does. `args` and `size` read the command line into cells
 //! (`cell`, `op`); `pattern` and `elem` are the values; `calls` is one cell on one rank, `measure` times it with the clock of
 //! `clock` and the barrier of `page`; `report` prints, and `osu` in OSU's form.
 //!
@@ -28,6 +29,7 @@ mod job;
 mod launched;
 mod measure;
 mod measured;
+mod mpirun;
 mod op;
 mod origin;
 mod osu;
@@ -41,12 +43,15 @@ mod results;
 mod rounds;
 mod sink;
 mod size;
+mod watch;
 mod workload;
 
 pub(crate) use args::BenchArgs;
 pub(crate) use command::BenchCommand;
 use command::Part;
+pub(crate) use mpirun::START_COMMAND;
 
+use clap::Args;
 use std::process::ExitCode;
 
 impl BenchCommand {
@@ -60,6 +65,24 @@ impl BenchCommand {
             (None, true, _) => workload::list(),
             (None, false, true) => job::run(&self.sweep, &self.files),
             (None, false, false) => workload::run(&self.sweep, &self.files),
+        }
+    }
+}
+
+/// Words of a rank that an MPI's launcher starts: how it is placed, then the arguments of the rank itself.
+#[derive(Args)]
+pub(crate) struct BenchStart {
+    placement: String,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+impl BenchStart {
+    /// Becomes the rank.
+    pub(crate) fn run(self) -> ExitCode {
+        match launched::Placement::from_name(&self.placement) {
+            Some(placement) => mpirun::start(placement, &self.arguments),
+            None => job::refuse(&format!("there is no placement {:?}", self.placement)),
         }
     }
 }

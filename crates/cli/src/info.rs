@@ -20,6 +20,12 @@ enum Format {
     Json,
 }
 
+/// Of the backends over an MPI.
+const MPI_VARIABLES: [(&str, &str); 2] = [
+    ("RANKWISE_MPIRUN", "command that starts the ranks of `rankwise bench` on an MPI, instead of the one found"),
+    ("RANKWISE_MPI_LIBRARY", "library with the standard ABI of MPI, instead of the one found (mpi-abi)"),
+];
+
 impl Info {
     pub(crate) fn run(self) -> ExitCode {
         let facts = facts();
@@ -135,7 +141,9 @@ fn environment() -> Value {
     let meeting = rankwise_world::MEETING_VARIABLES.iter().map(
         |(name, meaning)| json!({"name": name, "value": value(name), "meaning": format!("{meaning} (several hosts)")}),
     );
-    settings.chain(launch).chain(meeting).collect()
+    let mpi =
+        MPI_VARIABLES.iter().map(|(name, meaning)| json!({"name": name, "value": value(name), "meaning": meaning}));
+    settings.chain(launch).chain(meeting).chain(mpi).collect()
 }
 
 fn as_text(facts: &Value) -> String {

@@ -38,6 +38,10 @@ enum Command {
     #[cfg(target_os = "linux")]
     #[command(name = "__bench-rank", hide = true)]
     BenchRank(Box<bench::BenchArgs>),
+    /// What an MPI's launcher starts for `bench`
+    #[cfg(target_os = "linux")]
+    #[command(name = bench::START_COMMAND, hide = true)]
+    BenchStart(bench::BenchStart),
     /// Test backends against the contract
     #[cfg(target_os = "linux")]
     Conformance(Box<conformance::Conformance>),
@@ -69,6 +73,8 @@ fn main() -> ExitCode {
         Command::Bench(command) => command.run(),
         #[cfg(target_os = "linux")]
         Command::BenchRank(command) => command.run_rank(),
+        #[cfg(target_os = "linux")]
+        Command::BenchStart(command) => command.run(),
         #[cfg(target_os = "linux")]
         Command::Conformance(command) => command.run(),
         #[cfg(target_os = "linux")]

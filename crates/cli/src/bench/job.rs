@@ -1,10 +1,12 @@
 //! The launcher's side: one job for each backend and number of ranks, and the report.
 
-use super::args::{BenchArgs, Sweep, once};
+use super::args::{BenchArgs, Format, Sweep, once};
 use super::baseline::Baseline;
 use super::command::Files;
+use super::comparison::Comparison;
 use super::contenders::Contenders;
 use super::launched::{self, Job, Placement, Terminal};
+use super::mpirun::Mpirun;
 use super::origin::Origin;
 use super::pictures::Figures;
 use super::report::{Message, Report};
@@ -66,8 +68,11 @@ pub(crate) fn run(args: &BenchArgs, files: &Files) -> ExitCode {
             return ExitCode::from(141);
         }
     }
-    let cells = sink.kept.unwrap_or_default();
-    let drawn = files.pictures.draw(|| Figures::of(Contenders::of(&cells), origin, sink.remarks));
+    let contenders = Contenders::of(&sink.kept.unwrap_or_default());
+    if args.format == Format::Text && once(args.backend.clone()).len() > 1 && side_by_side(&contenders).is_err() {
+        return ExitCode::from(141);
+    }
+    let drawn = files.pictures.draw(|| Figures::of(contenders, origin, sink.remarks));
     match (finished, result) {
         (_, Err(Trouble::Interrupted(signal))) => ExitCode::from(128_u8.wrapping_add(signal as u8)),
         (Ok(true), Ok(())) if failures > 0 || judgement.slower > 0 || !drawn => ExitCode::FAILURE,
@@ -105,7 +110,8 @@ fn prepare(args: &BenchArgs, files: &Files) -> Result<(Sweep, Option<Baseline>, 
     let output = files.output.as_deref().map(|path| Writer::create(path, &Origin::here()));
     let output = output.transpose().map_err(Trouble::File)?;
     let report = Report::new(io::stdout(), args.format, args.in_place);
-    let kept = (baseline.is_some() || files.pictures.wanted()).then(Cells::default);
+    let beside = once(args.backend.clone()).len() > 1;
+    let kept = (baseline.is_some() || beside || files.pictures.wanted()).then(Cells::default);
     Ok((sweep, baseline, SweepSink { report, output, kept, remarks: Vec::new() }))
 }
 
@@ -114,6 +120,7 @@ pub(crate) fn sweep_of(args: &BenchArgs) -> Result<Sweep, Trouble> {
     let sweep = args.sweep().map_err(Trouble::Usage)?;
     for name in &args.backend {
         rankwise::driver(name).map_err(|error| Trouble::Usage(error.message().to_string()))?;
+        Mpirun::of(name).map_err(Trouble::Usage)?;
     }
     if let Some(available) = available_memory() {
         for ranks in &args.ranks {
@@ -170,14 +177,29 @@ pub(crate) fn machine() -> String {
     format!("machine: {}", Origin::here().machine())
 }
 
+/// The backends of a sweep in one table, cell by cell.
+fn side_by_side(contenders: &Contenders) -> io::Result<()> {
+    if contenders.names.len() < 2 {
+        return Ok(());
+    }
+    let mut table = Comparison::new(io::stdout(), false, contenders.names.clone());
+    table.comment("")?;
+    table.legend(
+        "ratio: that of the medians above, measured one after the other; `rankwise bench compare` takes turns",
+    )?;
+    contenders.cells.iter().try_for_each(|cell| table.cell(cell))?;
+    table.finish()
+}
+
 fn measure_all(args: &BenchArgs, sweep: &Sweep, sink: &mut SweepSink, failures: &mut usize) -> Result<(), Trouble> {
     let (backends, worlds) = (once(args.backend.clone()), once(args.ranks.clone()));
     let jobs: usize = worlds.iter().map(|ranks| backends.len() * Placement::of(&args.pin, *ranks).len()).sum();
     let terminal = Terminal::open(jobs * sweep.cells.len(), "cells")?;
-    for backend in &backends {
-        for &ranks in &worlds {
-            terminal.bar.set_message(format!("{backend}, {ranks} ranks"));
-            for placement in Placement::of(&args.pin, ranks) {
+    // What is compared is measured close together.
+    for &ranks in &worlds {
+        for placement in Placement::of(&args.pin, ranks) {
+            for backend in &backends {
+                terminal.bar.set_message(format!("{backend}, {ranks} ranks"));
                 let job = Job { backend, ranks, placement };
                 *failures += usize::from(!measure_job(args, job, sink, &terminal)?);
             }

@@ -1,16 +1,22 @@
-//! The ranks of one job, started by our own launcher, and what the first of them says.
+//! The ranks of one job, started by our own launcher or by an MPI's, and what the first of them says.
 
 use super::args::Pin;
 use super::job::Trouble;
+use super::mpirun::{Mpirun, START_COMMAND};
 use super::report::MARK;
+use super::watch::Watch;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rankwise_world::launch::{Event, Interrupts, Launch, Output, Pin as Binding, Stream};
 use serde::de::DeserializeOwned;
 use std::io::{self, Write};
+use std::path::Path;
 use std::time::Duration;
 
 /// Hidden subcommand that the ranks run.
 pub(crate) const RANK_COMMAND: &str = "__bench-rank";
+
+/// How long an MPI's launcher may take until the first rank says something.
+const START_PATIENCE: Duration = Duration::from_secs(120);
 
 /// Processors this program may use.
 pub(crate) fn cpus() -> usize {
@@ -47,6 +53,11 @@ impl Placement {
             Placement::Cores => "cores",
             Placement::Free => "none",
         }
+    }
+
+    /// As [`name`](Placement::name) gives it.
+    pub(crate) fn from_name(name: &str) -> Option<Placement> {
+        [Placement::Cores, Placement::Free].into_iter().find(|placement| placement.name() == name)
     }
 
     fn words(self) -> &'static str {
@@ -99,44 +110,70 @@ pub(crate) fn run<M: DeserializeOwned>(
     let bar = &terminal.bar;
     let program = std::env::current_exe()
         .map_err(|error| Trouble::Usage(format!("this program's own path cannot be found: {error}")))?;
-    let binding = match job.placement {
-        Placement::Cores => Binding::Cores,
-        Placement::Free => Binding::None,
-    };
-    let running = Launch::new(job.ranks as usize, program)
-        .arg(RANK_COMMAND)
-        .args(arguments)
-        .pin(binding)
+    let mpirun = Mpirun::of(job.backend).map_err(Trouble::Usage)?;
+    let running = launch(job, &program, arguments, mpirun.as_ref())
         .output(Output::Lines)
         .term_grace(Duration::from_millis(500))
         .spawn_under(&terminal.interrupts)
         .map_err(|error| Trouble::Usage(error.message().to_string()))?;
     let handle = running.handle();
+    let mut watch = mpirun.as_ref().map(|_| Watch::start(running.handle(), START_PATIENCE));
     let mut broken = None;
     let outcome = running.run(&mut |event| {
         let Event::Line { rank, stream, text } = event else { return };
         let text = String::from_utf8_lossy(&text);
         let message = text.strip_prefix(MARK).filter(|_| stream == Stream::Stdout && rank == 0);
         match message.map(serde_json::from_str::<M>) {
-            Some(Ok(message)) => match bar.suspend(|| hear(message)) {
-                Ok(forward) => bar.inc(u64::from(forward)),
-                Err(error) => {
-                    broken = Some(error);
-                    handle.kill_all();
+            Some(Ok(message)) => {
+                // From here on the ranks have deadlines of their own.
+                let _ = watch.take().map(Watch::end);
+                match bar.suspend(|| hear(message)) {
+                    Ok(forward) => bar.inc(u64::from(forward)),
+                    Err(error) => {
+                        broken = Some(error);
+                        handle.kill_all();
+                    }
                 }
-            },
+            }
             _ => bar.suspend(|| {
-                let _ = writeln!(io::stderr(), "[{rank}] {text}");
+                let _ = match &mpirun {
+                    Some(mpirun) => writeln!(io::stderr(), "[{}] {text}", mpirun.name()),
+                    None => writeln!(io::stderr(), "[{rank}] {text}"),
+                };
             }),
         }
     });
+    let silent = watch.is_some_and(Watch::end);
     if let Some(error) = broken {
         return Err(error);
     }
     if let Some(signal) = outcome.interrupted.or_else(|| terminal.interrupts.next()) {
         return Err(Trouble::Interrupted(signal));
     }
-    Ok(outcome.failure().or_else(|| (outcome.code() != 0).then(|| format!("exit code {}", outcome.code()))))
+    Ok(match (&mpirun, outcome.first_failure) {
+        (Some(mpirun), _) if silent => Some(format!(
+            "{} was ended after {} s without a word of its ranks",
+            mpirun.name(),
+            START_PATIENCE.as_secs()
+        )),
+        (Some(mpirun), Some((_, exit))) => Some(format!("{} {exit}", mpirun.name())),
+        _ => outcome.failure().or_else(|| (outcome.code() != 0).then(|| format!("exit code {}", outcome.code()))),
+    })
+}
+
+/// What starts the ranks: one process each, or one `mpirun`.
+fn launch(job: Job<'_>, program: &Path, arguments: Vec<String>, mpirun: Option<&Mpirun>) -> Launch {
+    let Some(mpirun) = mpirun else {
+        let binding = match job.placement {
+            Placement::Cores => Binding::Cores,
+            Placement::Free => Binding::None,
+        };
+        return Launch::new(job.ranks as usize, program).arg(RANK_COMMAND).args(arguments).pin(binding);
+    };
+    let (command, words, variable) = mpirun.command(job);
+    let launch = Launch::new(1, command).args(words).arg(program);
+    let launch = launch.args([START_COMMAND, job.placement.name(), RANK_COMMAND]).args(arguments);
+    variable.into_iter().fold(launch, |launch, (name, value)| launch.env(name, value))
 }
 
 #[cfg(test)]

@@ -11,11 +11,11 @@ use crate::bench::op::Op;
 use crate::bench::report::{MARK, Message, Row};
 use crate::bench::results::Key;
 use crate::bench::sink::Sink;
-use rankwise_world::launch::{Event, JobHandle, Launch, Outcome, Output, Stream};
+use crate::bench::watch::Watch;
+use rankwise_world::launch::{Event, Launch, Outcome, Output, Stream};
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::collections::{HashSet, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Lines that are shown of a peer that failed.
 const LAST_LINES: usize = 5;
@@ -307,59 +307,6 @@ fn plausible(measured: &Measured) -> bool {
 /// The upper one of two, as `rankwise bench` counts.
 fn median_of(samples: &[f64]) -> f64 {
     sorted(samples.to_vec())[samples.len() / 2]
-}
-
-/// Kills a peer that says nothing for too long, from a thread of its own.
-struct Watch {
-    state: Arc<Mutex<Watched>>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-struct Watched {
-    last: Instant,
-    ended: bool,
-    silent: bool,
-}
-
-impl Watch {
-    fn start(handle: JobHandle, silence: Duration) -> Watch {
-        let state = Arc::new(Mutex::new(Watched { last: Instant::now(), ended: false, silent: false }));
-        let shared = state.clone();
-        let watch = move || {
-            loop {
-                let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                if state.ended {
-                    return;
-                }
-                if state.last.elapsed() > silence {
-                    state.silent = true;
-                    drop(state);
-                    handle.kill_all();
-                    return;
-                }
-                let left = silence.saturating_sub(state.last.elapsed()) + Duration::from_millis(1);
-                drop(state);
-                std::thread::park_timeout(left);
-            }
-        };
-        // Without a thread the timeout of the whole job still ends it.
-        let thread = std::thread::Builder::new().name("peer-watch".into()).spawn(watch).ok();
-        Watch { state, thread }
-    }
-
-    fn heard(&self) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).last = Instant::now();
-    }
-
-    /// Whether it had to kill.
-    fn end(self) -> bool {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
-        if let Some(thread) = self.thread {
-            thread.thread().unpark();
-            let _ = thread.join();
-        }
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).silent
-    }
 }
 
 #[cfg(test)]

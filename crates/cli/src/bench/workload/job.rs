@@ -9,6 +9,7 @@ use crate::bench::args::{BenchArgs, Format, once};
 use crate::bench::command::Files;
 use crate::bench::job::{RANK_OVERHEAD, Trouble, available_memory, machine, refuse};
 use crate::bench::launched::{self, Job, Placement, Terminal};
+use crate::bench::mpirun::Mpirun;
 use crate::bench::origin::{self, Origin};
 use crate::bench::report::each_rank;
 use crate::bench::results::{Writer, same_file};
@@ -92,6 +93,7 @@ fn fitting(args: &BenchArgs, files: &Files) -> Result<Vec<Workload>, String> {
     let workloads = selected(args)?;
     for name in &args.backend {
         rankwise::driver(name).map_err(|error| error.message().to_string())?;
+        Mpirun::of(name)?;
     }
     let available = available_memory().unwrap_or(u64::MAX);
     for ranks in &args.ranks {
