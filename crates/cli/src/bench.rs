@@ -1,7 +1,6 @@
 //! `rankwise bench`: how fast collectives are on this machine, every result checked.
 //!
-//! `job` measures a sweep and prints, with ranks that `launched` starts, under the launcher that `mpirun` finds where a backend
-//! needs an MPI's; `watch` ends such a job when it says nothing. `rank` is what each of them does. `args` and `size` read the command line into cells
+//! `job` measures a sweep and prints, with ranks that `launched` starts, under an MPI's launcher where a backend needs that; `watch` ends such a job when it says nothing. `rank` is what each of them does. `args` and `size` read the command line into cells
 //! (`cell`, `op`); `pattern` and `elem` are the values; `calls` is one cell on one rank, `measure` times it with the clock of
 //! `clock` and the barrier of `page`; `report` prints, and `osu` in OSU's form.
 //!
@@ -29,7 +28,6 @@ mod job;
 mod launched;
 mod measure;
 mod measured;
-mod mpirun;
 mod op;
 mod origin;
 mod osu;
@@ -49,9 +47,7 @@ mod workload;
 pub(crate) use args::BenchArgs;
 pub(crate) use command::BenchCommand;
 use command::Part;
-pub(crate) use mpirun::START_COMMAND;
 
-use clap::Args;
 use std::process::ExitCode;
 
 impl BenchCommand {
@@ -65,24 +61,6 @@ impl BenchCommand {
             (None, true, _) => workload::list(),
             (None, false, true) => job::run(&self.sweep, &self.files),
             (None, false, false) => workload::run(&self.sweep, &self.files),
-        }
-    }
-}
-
-/// Words of a rank that an MPI's launcher starts: how it is placed, then the arguments of the rank itself.
-#[derive(Args)]
-pub(crate) struct BenchStart {
-    placement: String,
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<String>,
-}
-
-impl BenchStart {
-    /// Becomes the rank.
-    pub(crate) fn run(self) -> ExitCode {
-        match launched::Placement::from_name(&self.placement) {
-            Some(placement) => mpirun::start(placement, &self.arguments),
-            None => job::refuse(&format!("there is no placement {:?}", self.placement)),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! `rankwise conformance`: the suite on the backends of this program.
 
+mod under_mpirun;
+
 use clap::{Args, ValueEnum};
 use rankwise::Error;
 use rankwise_conformance::expectations::{Expectations, fill, tables};
@@ -18,6 +20,7 @@ enum Placement {
     Threads,
     Processes,
     Outer,
+    Mpirun,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -32,12 +35,13 @@ pub(crate) struct Conformance {
     /// Backends to test
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     backend: Vec<String>,
-    /// World sizes [default: 1,2,3,4,5,7,8,13; sequences and comparisons 4, replays what the script says; drills always
+    /// World sizes [default: 1,2,3,4,5,7,8,13; under mpirun 1,2; sequences and comparisons 4, replays what the script says; drills always
     /// have 3]
     #[arg(long, value_name = "N", value_delimiter = ',')]
     ranks: Vec<usize>,
     /// How ranks are placed; `outer`: this process is a rank of a job that something else has started, such as mpirun, and the
-    /// suite runs inside that job [default: threads and processes]
+    /// suite runs inside that job; `mpirun`: started by the launcher of the backend's MPI, which is found, or named by
+    /// RANKWISE_MPIRUN [default: threads and processes]
     #[arg(long, value_enum)]
     mode: Option<Placement>,
     /// Only cases (or drills) whose id or title contains this
@@ -103,6 +107,13 @@ impl Conformance {
         }
         let defaults = Options::default();
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seed = self.seed.unwrap_or_else(|| clock.map_or(1, |now| now.as_secs()));
+        if let Some(Placement::Mpirun) = self.mode {
+            if self.backend.is_empty() || self.junit.is_some() {
+                return unusable(&Error::config("--mode mpirun needs --backend, and has no --junit"));
+            }
+            return under_mpirun::run(&self.backend, &self.ranks, seed);
+        }
         let options = Options {
             backends: self.backend,
             ranks: match () {
@@ -115,13 +126,13 @@ impl Conformance {
                 None => defaults.modes,
                 Some(Placement::Threads) => vec![Mode::Threads],
                 Some(Placement::Processes) => vec![Mode::Processes],
-                Some(Placement::Outer) => vec![Mode::Outer],
+                Some(Placement::Outer | Placement::Mpirun) => vec![Mode::Outer],
             },
             pattern: self.case,
             full: self.full,
             self_test: self.self_test,
             drills: self.drills,
-            seed: self.seed.unwrap_or_else(|| clock.map_or(1, |now| now.as_secs())),
+            seed,
             format: match self.format {
                 Output::Text => Format::Text,
                 Output::Json => Format::Json,

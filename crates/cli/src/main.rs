@@ -11,6 +11,8 @@ mod info;
 #[cfg(target_os = "linux")]
 mod launch;
 #[cfg(target_os = "linux")]
+mod mpirun;
+#[cfg(target_os = "linux")]
 mod token;
 
 use clap::{Parser, Subcommand};
@@ -38,10 +40,10 @@ enum Command {
     #[cfg(target_os = "linux")]
     #[command(name = "__bench-rank", hide = true)]
     BenchRank(Box<bench::BenchArgs>),
-    /// What an MPI's launcher starts for `bench`
+    /// What an MPI's launcher starts
     #[cfg(target_os = "linux")]
-    #[command(name = bench::START_COMMAND, hide = true)]
-    BenchStart(bench::BenchStart),
+    #[command(name = mpirun::RANK_COMMAND, hide = true)]
+    MpiRank(mpirun::MpiRank),
     /// Test backends against the contract
     #[cfg(target_os = "linux")]
     Conformance(Box<conformance::Conformance>),
@@ -74,7 +76,7 @@ fn main() -> ExitCode {
         #[cfg(target_os = "linux")]
         Command::BenchRank(command) => command.run_rank(),
         #[cfg(target_os = "linux")]
-        Command::BenchStart(command) => command.run(),
+        Command::MpiRank(command) => command.run(),
         #[cfg(target_os = "linux")]
         Command::Conformance(command) => command.run(),
         #[cfg(target_os = "linux")]

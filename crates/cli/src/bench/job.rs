@@ -6,12 +6,12 @@ use super::command::Files;
 use super::comparison::Comparison;
 use super::contenders::Contenders;
 use super::launched::{self, Job, Placement, Terminal};
-use super::mpirun::Mpirun;
 use super::origin::Origin;
 use super::pictures::Figures;
 use super::report::{Message, Report};
 use super::results::{Cells, Writer, same_file};
 use super::sink::{Sink, SweepSink};
+use crate::mpirun::Mpirun;
 use std::io;
 use std::process::ExitCode;
 

@@ -2,9 +2,9 @@
 
 use super::args::Pin;
 use super::job::Trouble;
-use super::mpirun::{Mpirun, START_COMMAND};
 use super::report::MARK;
 use super::watch::Watch;
+use crate::mpirun::Mpirun;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rankwise_world::launch::{Event, Interrupts, Launch, Output, Pin as Binding, Stream};
 use serde::de::DeserializeOwned;
@@ -53,11 +53,6 @@ impl Placement {
             Placement::Cores => "cores",
             Placement::Free => "none",
         }
-    }
-
-    /// As [`name`](Placement::name) gives it.
-    pub(crate) fn from_name(name: &str) -> Option<Placement> {
-        [Placement::Cores, Placement::Free].into_iter().find(|placement| placement.name() == name)
     }
 
     fn words(self) -> &'static str {
@@ -170,10 +165,8 @@ fn launch(job: Job<'_>, program: &Path, arguments: Vec<String>, mpirun: Option<&
         };
         return Launch::new(job.ranks as usize, program).arg(RANK_COMMAND).args(arguments).pin(binding);
     };
-    let (command, words, variable) = mpirun.command(job);
-    let launch = Launch::new(1, command).args(words).arg(program);
-    let launch = launch.args([START_COMMAND, job.placement.name(), RANK_COMMAND]).args(arguments);
-    variable.into_iter().fold(launch, |launch, (name, value)| launch.env(name, value))
+    let arguments: Vec<String> = [RANK_COMMAND.to_string()].into_iter().chain(arguments).collect();
+    mpirun.launch(job.ranks, program, job.placement == Placement::Cores, &arguments)
 }
 
 #[cfg(test)]

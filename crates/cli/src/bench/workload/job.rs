@@ -9,10 +9,10 @@ use crate::bench::args::{BenchArgs, Format, once};
 use crate::bench::command::Files;
 use crate::bench::job::{RANK_OVERHEAD, Trouble, available_memory, machine, refuse};
 use crate::bench::launched::{self, Job, Placement, Terminal};
-use crate::bench::mpirun::Mpirun;
 use crate::bench::origin::{self, Origin};
 use crate::bench::report::each_rank;
 use crate::bench::results::{Writer, same_file};
+use crate::mpirun::Mpirun;
 use std::io::{self, Stdout, Write};
 use std::process::ExitCode;
 

@@ -1,9 +1,10 @@
-//! Which launcher starts the ranks of a backend: ours, or that of the MPI the backend runs on.
+//! Which launcher starts the ranks of a backend in `bench` and `conformance`: ours, or that of the MPI the backend runs on.
 //!
 //! An MPI's ranks are started by the `mpirun` of that same MPI. It is looked for beside the library, then in `PATH`, and is
 //! taken only when it says that it belongs to the library.
 
-use super::launched::{Job, Placement, cpus};
+use clap::Args;
+use rankwise_world::launch::Launch;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
@@ -11,7 +12,7 @@ use std::process::{Command, ExitCode, Stdio};
 /// Names the launcher, with arguments, instead of the one that is found.
 pub(crate) const VARIABLE: &str = "RANKWISE_MPIRUN";
 /// Hidden subcommand that becomes a rank under an MPI's launcher.
-pub(crate) const START_COMMAND: &str = "__bench-start";
+pub(crate) const RANK_COMMAND: &str = "__mpi-rank";
 
 /// Backends whose ranks an MPI starts.
 const BACKENDS: [&str; 2] = ["mpi", "mpi-abi"];
@@ -95,10 +96,15 @@ impl Mpirun {
         words.chain(["-n".to_string(), ranks.to_string()]).collect()
     }
 
-    /// Program, arguments and variables that start the ranks of a job.
-    pub(crate) fn command(&self, job: Job<'_>) -> (String, Vec<String>, Option<(&'static str, &'static str)>) {
-        let unbound = (self.family == Some(Family::Intel)).then_some(("I_MPI_PIN", "0"));
-        (self.words[0].clone(), self.arguments(job.ranks, cpus()), unbound)
+    /// Starts this program with these arguments as so many ranks; with `cores` each binds itself to a CPU, in turn.
+    pub(crate) fn launch(&self, ranks: u32, program: &Path, cores: bool, arguments: &[String]) -> Launch {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let launch = Launch::new(1, &self.words[0]).args(self.arguments(ranks, cpus)).arg(program).arg(RANK_COMMAND);
+        let launch = launch.args(cores.then_some("--cores")).arg("--").args(arguments);
+        match self.family {
+            Some(Family::Intel) => launch.env("I_MPI_PIN", "0"),
+            _ => launch,
+        }
     }
 
     /// The program's name, for people.
@@ -158,7 +164,9 @@ fn beside(maps: &str) -> Vec<PathBuf> {
     };
     let libraries = maps.lines().filter_map(|line| line.find('/').map(|at| Path::new(&line[at..]))).filter(is_mpi);
     let bins = libraries.filter_map(|path| path.parent()?.parent()).map(|prefix| prefix.join("bin"));
-    super::args::once(bins.collect())
+    let mut distinct: Vec<PathBuf> = bins.collect();
+    distinct.dedup();
+    distinct
 }
 
 /// What `PROGRAM --version` prints.
@@ -167,29 +175,41 @@ fn says(program: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&found.stdout).into_owned() + &String::from_utf8_lossy(&found.stderr))
 }
 
-/// Becomes a rank: what the launcher above the `mpirun` said is forgotten, and the rank binds itself before MPI starts, as our
-/// own launcher binds ranks.
-pub(crate) fn start(placement: Placement, arguments: &[String]) -> ExitCode {
-    eprintln!("rankwise: a rank of the benchmark cannot be started: {}", failed_start(placement, arguments));
-    ExitCode::FAILURE
+/// What an MPI's launcher starts, with the arguments of the rank itself.
+#[derive(Args)]
+pub(crate) struct MpiRank {
+    /// Bind this rank to a CPU, in turn
+    #[arg(long)]
+    cores: bool,
+    #[arg(last = true)]
+    arguments: Vec<String>,
 }
 
-/// Returns only what went wrong.
-fn failed_start(placement: Placement, arguments: &[String]) -> String {
-    if placement == Placement::Cores
-        && let Err(why) = bind()
-    {
-        return why;
+impl MpiRank {
+    /// Becomes the rank: what the launcher above the `mpirun` said is forgotten, and the rank binds itself before MPI starts,
+    /// as our own launcher binds ranks.
+    pub(crate) fn run(self) -> ExitCode {
+        eprintln!("rankwise: a rank cannot be started: {}", self.fails());
+        ExitCode::FAILURE
     }
-    let program = match std::env::current_exe() {
-        Ok(program) => program,
-        Err(error) => return error.to_string(),
-    };
-    let mut rank = Command::new(program);
-    for name in LAUNCHED {
-        rank.env_remove(name);
+
+    /// Returns only what went wrong.
+    fn fails(&self) -> String {
+        if self.cores
+            && let Err(why) = bind()
+        {
+            return why;
+        }
+        let program = match std::env::current_exe() {
+            Ok(program) => program,
+            Err(error) => return error.to_string(),
+        };
+        let mut rank = Command::new(program);
+        for name in LAUNCHED {
+            rank.env_remove(name);
+        }
+        rank.args(&self.arguments).exec().to_string()
     }
-    rank.args(arguments).exec().to_string()
 }
 
 /// Binds this process to the CPU of its local rank, in turn.
