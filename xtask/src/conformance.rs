@@ -1,5 +1,6 @@
 //! `cargo xtask conformance`, and building and running the `rankwise` binary.
 
+use crate::mpi::{self, Mpi};
 use crate::{Outcome, machine, metadata};
 use std::error::Error;
 use std::path::PathBuf;
@@ -17,39 +18,71 @@ pub(crate) fn conformance(arguments: &[String]) -> Outcome {
         _ => (&[], arguments),
     };
     let default = ["--backend", "shm", "--ranks", "1,2,3,4"].map(String::from);
-    run_rankwise("conformance", build, if arguments.is_empty() { &default } else { arguments })
-}
-
-/// Builds as [`build_rankwise`] does, then runs `rankwise SUBCOMMAND ARGUMENTS` to its end and ends as it ended.
-pub(crate) fn run_rankwise(subcommand: &str, build: &[&str], arguments: &[String]) -> Outcome {
-    let program = build_rankwise(build)?;
+    let arguments = if arguments.is_empty() { &default } else { arguments };
+    let mut arguments = arguments.to_vec();
+    let wanted = backends(&arguments).unwrap_or_default().to_string();
+    let mpi =
+        if names(&wanted, "mpi") { Some(mpi::find().map_err(|why| format!("backend mpi: {why}"))?) } else { None };
+    let over_mpi = |name: &str| name == "mpi" || name == "mpi-abi";
+    if !wanted.is_empty() && wanted.split(',').all(over_mpi) && value(&arguments, "--mode").is_none() {
+        arguments.push("--mode=mpirun".into());
+    }
+    let program = build_rankwise(build, mpi.as_ref())?;
     let status = Command::new(&program)
-        .arg(subcommand)
-        .args(arguments)
+        .arg("conformance")
+        .args(&arguments)
         .status()
         .map_err(|error| format!("{} does not start: {error}", program.display()))?;
     Ok(exit_code(status))
 }
 
-/// Builds the `rankwise` binary with cargo's `arguments` (such as `--release`) and the backends that this machine
-/// can serve; the answer is its path.
+/// The value of an option, the last one.
+pub(crate) fn value<'a>(arguments: &'a [String], option: &str) -> Option<&'a str> {
+    let mut found = None;
+    for (i, argument) in arguments.iter().enumerate() {
+        match argument.strip_prefix(option) {
+            Some("") => found = arguments.get(i + 1).map(String::as_str).or(found),
+            Some(rest) => found = rest.strip_prefix('=').or(found),
+            None => {}
+        }
+    }
+    found
+}
+
+/// The value of `--backend`.
+pub(crate) fn backends(arguments: &[String]) -> Option<&str> {
+    value(arguments, "--backend")
+}
+
+/// Whether a list of backends has this one.
+pub(crate) fn names(list: &str, backend: &str) -> bool {
+    list.split(',').any(|name| name == backend)
+}
+
+/// Builds the `rankwise` binary with cargo's `arguments` (such as `--release`), the backends that this machine
+/// can serve, and this MPI if there is one; the answer is its path.
 ///
 /// # Errors
 /// When it does not build; cargo has then printed why.
-pub(crate) fn build_rankwise(arguments: &[&str]) -> Result<PathBuf, Box<dyn Error>> {
+pub(crate) fn build_rankwise(arguments: &[&str], mpi: Option<&Mpi>) -> Result<PathBuf, Box<dyn Error>> {
     let packages = metadata::workspace()?;
     let command_line = packages.iter().find(|package| package.name == "rankwise-cli");
     let command_line = command_line.ok_or("this workspace has no package rankwise-cli, which holds the binary")?;
-    let features = machine::features(&command_line.features).join(",");
-    let status = machine::cargo()
-        .args(["build", "--quiet", "--package", "rankwise-cli", "--features", &features])
-        .args(arguments)
-        .status()?;
-    if !status.success() {
+    let mut features = machine::features(&command_line.features);
+    let mut cargo = machine::cargo();
+    let mut target = machine::target_directory();
+    if let Some(mpi) = mpi {
+        features.push("mpi");
+        target = mpi.target.clone();
+        cargo.env("MPICC", &mpi.wrapper).env("CARGO_TARGET_DIR", &target);
+    }
+    let features = features.join(",");
+    let build = ["build", "--quiet", "--package", "rankwise-cli", "--features", &features];
+    if !cargo.args(build).args(arguments).status()?.success() {
         return Err("the rankwise binary does not build, see above".into());
     }
     let profile = if arguments.contains(&"--release") { "release" } else { "debug" };
-    Ok(machine::target_directory().join(profile).join(format!("rankwise{}", std::env::consts::EXE_SUFFIX)))
+    Ok(target.join(profile).join(format!("rankwise{}", std::env::consts::EXE_SUFFIX)))
 }
 
 /// The exit code to end with after a program ended with `status`: its own, or 128 + signal as shells do.

@@ -34,8 +34,11 @@ struct OptionalBackend {
     build_needs: &'static [&'static str],
 }
 
-const OPTIONAL_BACKENDS: &[OptionalBackend] =
-    &[OptionalBackend { feature: "ucx", build_needs: &[] }, OptionalBackend { feature: "nccl", build_needs: &[] }];
+const OPTIONAL_BACKENDS: &[OptionalBackend] = &[
+    OptionalBackend { feature: "mpi-abi", build_needs: &[] },
+    OptionalBackend { feature: "ucx", build_needs: &[] },
+    OptionalBackend { feature: "nccl", build_needs: &[] },
+];
 
 /// Features of the `rankwise` binary to build with on this machine, out of those it `has`. What is left out is
 /// printed with the reason.

@@ -9,6 +9,7 @@ mod bench;
 mod conformance;
 mod machine;
 mod metadata;
+mod mpi;
 mod readme;
 mod scan;
 mod steps;
