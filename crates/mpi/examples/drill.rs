@@ -176,51 +176,116 @@ fn allocations() -> Result<()> {
     Ok(())
 }
 
+/// An operation as a user calls it, and the same call made directly. `x` has a rank's elements, `all` and `out` those of all.
+struct Pair {
+    name: &'static str,
+    ours: fn(&mut Communicator, &mut [f32], &mut [f32], &mut [f32]) -> Result<()>,
+    direct: fn(&mut [f32], &mut [f32], &mut [f32]) -> i32,
+}
+
+fn at(x: &mut [f32]) -> *mut std::ffi::c_void {
+    x.as_mut_ptr().cast()
+}
+
+const PAIRS: [Pair; 6] = [
+    Pair {
+        name: "all_reduce",
+        ours: |comm, x, _, _| comm.all_reduce_in_place(x, ReduceOp::Sum),
+        // SAFETY: MPI is initialised, and the functions get buffers of their counts; likewise below.
+        direct: |x, _, _| unsafe {
+            let (float, sum, world) = (ffi::RSMPI_FLOAT, ffi::RSMPI_SUM, ffi::RSMPI_COMM_WORLD);
+            ffi::MPI_Allreduce(IN_PLACE, at(x), x.len() as i32, float, sum, world)
+        },
+    },
+    Pair {
+        name: "all_gather",
+        ours: |comm, x, all, _| comm.all_gather(x, all),
+        // SAFETY: as above.
+        direct: |x, all, _| unsafe {
+            let (n, float) = (x.len() as i32, ffi::RSMPI_FLOAT);
+            ffi::MPI_Allgather(at(x), n, float, at(all), n, float, ffi::RSMPI_COMM_WORLD)
+        },
+    },
+    Pair {
+        name: "reduce_scatter",
+        ours: |comm, x, all, _| comm.reduce_scatter(all, x, ReduceOp::Sum),
+        // SAFETY: as above.
+        direct: |x, all, _| unsafe {
+            let (n, float, sum) = (x.len() as i32, ffi::RSMPI_FLOAT, ffi::RSMPI_SUM);
+            ffi::MPI_Reduce_scatter_block(at(all), at(x), n, float, sum, ffi::RSMPI_COMM_WORLD)
+        },
+    },
+    Pair {
+        name: "all_to_all",
+        ours: |comm, _, all, out| comm.all_to_all(all, out),
+        // SAFETY: as above.
+        direct: |x, all, out| unsafe {
+            let (n, float) = (x.len() as i32, ffi::RSMPI_FLOAT);
+            ffi::MPI_Alltoall(at(all), n, float, at(out), n, float, ffi::RSMPI_COMM_WORLD)
+        },
+    },
+    Pair {
+        name: "broadcast",
+        // Without the barrier the root would run ahead and measure how many messages fit into the queue.
+        ours: |comm, x, _, _| comm.broadcast(x, 0).and_then(|()| comm.barrier()),
+        // SAFETY: as above.
+        direct: |x, _, _| unsafe {
+            ffi::MPI_Bcast(at(x), x.len() as i32, ffi::RSMPI_FLOAT, 0, ffi::RSMPI_COMM_WORLD)
+                + ffi::MPI_Barrier(ffi::RSMPI_COMM_WORLD)
+        },
+    },
+    Pair {
+        name: "barrier",
+        ours: |comm, _, _, _| comm.barrier(),
+        // SAFETY: as above.
+        direct: |_, _, _| unsafe { ffi::MPI_Barrier(ffi::RSMPI_COMM_WORLD) },
+    },
+];
+
 fn overhead() -> Result<()> {
     const ROUNDS: usize = 40;
     let mut world = join(Config::new())?.world()?;
-    // SAFETY: MPI is initialised, and the functions get buffers of their counts.
-    let direct = |x: &mut [f32]| unsafe {
-        ffi::MPI_Allreduce(
-            IN_PLACE,
-            x.as_mut_ptr().cast(),
-            x.len() as i32,
-            ffi::RSMPI_FLOAT,
-            ffi::RSMPI_SUM,
-            ffi::RSMPI_COMM_WORLD,
-        )
-    };
-    for (bytes, calls) in [(8, 5000), (4096, 2000), (65_536, 500), (1 << 20, 30)] {
-        let mut x = vec![0.0_f32; bytes / 4];
-        let mut ratios = Vec::new();
-        let mut added = Vec::new();
-        for _ in 0..ROUNDS {
-            world.barrier()?;
-            let start = Instant::now();
-            for _ in 0..calls {
-                direct(&mut x);
+    for pair in &PAIRS {
+        for (bytes, calls) in [(8, 5000), (4096, 2000), (65_536, 500), (1 << 20, 30)] {
+            if pair.name == "barrier" && bytes > 8 {
+                continue;
             }
-            let theirs = start.elapsed();
-            world.barrier()?;
-            let start = Instant::now();
-            for _ in 0..calls {
-                world.all_reduce_in_place(&mut x, ReduceOp::Sum)?;
+            let len = bytes / 4;
+            let mut x = vec![0.0_f32; len];
+            let (mut all, mut out) = (vec![0.0_f32; len * world.size()], vec![0.0_f32; len * world.size()]);
+            let (mut ratios, mut added) = (Vec::new(), Vec::new());
+            for round in 0..ROUNDS {
+                let mut took = [0.0; 2];
+                // The other one first in every other round.
+                for turn in [round % 2, 1 - round % 2] {
+                    world.barrier()?;
+                    let start = Instant::now();
+                    for _ in 0..calls {
+                        match turn {
+                            0 => assert_eq!((pair.direct)(&mut x, &mut all, &mut out), 0),
+                            _ => (pair.ours)(&mut world, &mut x, &mut all, &mut out)?,
+                        }
+                    }
+                    took[turn] = start.elapsed().as_secs_f64();
+                }
+                ratios.push(took[1] / took[0]);
+                added.push((took[1] - took[0]) / f64::from(calls) * 1e9);
             }
-            let ours = start.elapsed();
-            ratios.push(ours.as_secs_f64() / theirs.as_secs_f64());
-            added.push((ours.as_secs_f64() - theirs.as_secs_f64()) / f64::from(calls) * 1e9);
-        }
-        ratios.sort_by(f64::total_cmp);
-        added.sort_by(f64::total_cmp);
-        if world.rank() == 0 {
-            println!(
-                "all_reduce f32 sum {bytes} bytes, {} ranks: {:.3} of MPI's own (quartiles {:.3} to {:.3}), {:+.0} ns a call (median of {ROUNDS} rounds)",
-                world.size(),
-                ratios[ROUNDS / 2],
-                ratios[ROUNDS / 4],
-                ratios[ROUNDS * 3 / 4],
-                added[ROUNDS / 2],
-            );
+            ratios.sort_by(f64::total_cmp);
+            added.sort_by(f64::total_cmp);
+            if world.rank() == 0 {
+                let quarter = |of: &[f64], n: usize| of[ROUNDS * n / 4];
+                println!(
+                    "{:<14} {bytes:>8} bytes: {:.3} of MPI's own ({:.3} to {:.3}), {:+.0} ns a call ({:+.0} to {:+.0})",
+                    pair.name,
+                    quarter(&ratios, 2),
+                    quarter(&ratios, 1),
+                    quarter(&ratios, 3),
+                    quarter(&added, 2),
+                    quarter(&added, 1),
+                    quarter(&added, 3),
+                );
+            }
         }
     }
     Ok(())
