@@ -227,11 +227,11 @@ pub(crate) unsafe fn launch<A: Api>(
                 .find(|code| *code != 0)
                 .unwrap_or(0)
         }
-        (Some(Plan::Messages { kind, bytes, me }), _) => unsafe {
+        (Some(Plan::Messages { kind, bytes, me }), _) => {
             let scatters = matches!(kind, OpKind::Scatter | OpKind::ScatterV);
             // SAFETY: the caller's promise.
-            messages(library, comm, (scatters, root, *me), bytes, &way.arguments, &mut starter)
-        },
+            unsafe { messages(library, comm, (scatters, root, *me), bytes, &way.arguments, &mut starter) }
+        }
         // A way without a kind comes with a plan, and a wide one with the functions.
         _ => 0,
     }
