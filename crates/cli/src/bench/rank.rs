@@ -25,8 +25,8 @@ const ALIGNMENT: usize = 4096;
 /// Runs this rank to its end.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let sweep = args.sweep().map_err(Error::invalid)?;
-    let world = World::from_env()?;
     let name = args.backend.first().map_or("", String::as_str);
+    let world = rankwise::driver(name)?.world()?;
     let (mut team, ranks) = meet(&world, &sweep.effort)?;
     let result = measure_all(&world, name, &sweep, &mut team, ranks);
     if result.is_err() {

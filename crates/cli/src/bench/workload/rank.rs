@@ -15,7 +15,7 @@ use rankwise::{Communicator, Config, Error, Result, World};
 /// Runs this rank to its end.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let workloads = selected(args).map_err(Error::invalid)?;
-    let world = World::from_env()?;
+    let world = rankwise::driver(args.backend.first().map_or("", String::as_str))?.world()?;
     let room = Effort { iterations: Some(MOST_CALLS), budget_ms: args.budget_ms, slowest_ms: None };
     let (mut team, ranks) = meet(&world, &room)?;
     let result = replay_all(&world, args, &workloads, &mut team, ranks);
