@@ -112,3 +112,12 @@ fn an_interrupted_run_leaves_a_whole_junit_file_that_says_so() {
     let _ = std::fs::remove_file(file.with_extension("xml.partial"));
     assert!(!whole.contains("<error") && whole.contains("name=\"shm threads 3 ranks\""), "{whole}");
 }
+
+#[test]
+fn an_mpi_starts_only_the_ranks_of_backends_over_an_mpi() {
+    for (args, named) in [(&["--backend", "shm"][..], "shm is none"), (&[], "--backend")] {
+        let output = conformance(&["--mode", "mpirun"]).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{}", text(&output));
+        assert!(text(&output).contains(named), "{}", text(&output));
+    }
+}
