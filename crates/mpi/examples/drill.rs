@@ -176,10 +176,12 @@ fn allocations() -> Result<()> {
     Ok(())
 }
 
+type Ours = fn(&mut Communicator, &mut [f32], &mut [f32], &mut [f32]) -> Result<()>;
+
 /// An operation as a user calls it, and the same call made directly. `x` has a rank's elements, `all` and `out` those of all.
 struct Pair {
     name: &'static str,
-    ours: fn(&mut Communicator, &mut [f32], &mut [f32], &mut [f32]) -> Result<()>,
+    ours: Ours,
     direct: fn(&mut [f32], &mut [f32], &mut [f32]) -> i32,
 }
 

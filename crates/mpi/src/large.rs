@@ -4,7 +4,7 @@
 //!
 //! - *the library has the functions of MPI 4 that count in 64 bits* (`wide`): they are used. They and those with `int` are one procedure with
 //!   two bindings, so a rank whose counts fit may meet one whose counts don't. Reductions with an operator of ours go in parts even so: such an
-//!   operator is called with an `int`; and an even scatter goes as messages, since MPICH 4.0's overruns its buffers.
+//!   operator is called with an `int`; and an even scatter goes as messages, since MPICH 4.0's (`MPI_Scatter_c`) crashes.
 //! - *else, and all members know the counts* (reductions, broadcast): native calls on parts of at most `most` elements. A reduce-scatter becomes
 //!   reductions to each member. All derive the same parts.
 //! - *else* (data that moves): the native collective in larger units. MPI matches what is sent and received by the sequence of basic types, not
