@@ -82,6 +82,8 @@ pub(crate) struct Channel<A: Api> {
     /// Members that use it no more.
     left: Mutex<Vec<Left>>,
     kept: AtomicBool,
+    /// It was usable when MPI came to its end.
+    is_whole: AtomicBool,
 }
 
 fn lost(gone: Vec<usize>) -> Error {
@@ -127,6 +129,7 @@ impl<A: Api> Channel<A> {
             id,
             left: Mutex::default(),
             kept: AtomicBool::new(false),
+            is_whole: AtomicBool::new(false),
         }
     }
 
@@ -315,6 +318,12 @@ impl<A: Api> Channel<A> {
         }
     }
 
+    /// Tells the members that this rank has left. The last use of the communicator.
+    fn retire(&self) {
+        let keep = self.kept.load(Ordering::Relaxed);
+        self.base.retire(self.comm, (self.me, self.size()), self.collectives(), &self.left(), keep);
+    }
+
     /// The members that have left, as far as is known.
     pub(crate) fn left(&self) -> Vec<Left> {
         lock(&self.left).clone()
@@ -430,7 +439,16 @@ impl<A: Api> Watched for Channel<A> {
     }
 
     fn close(&self) {
+        if !self.broken.load(Ordering::Acquire) {
+            self.is_whole.store(true, Ordering::Relaxed);
+        }
         self.poison(end::closed());
+    }
+
+    fn leave(&self) {
+        if self.is_whole.swap(false, Ordering::Relaxed) {
+            self.retire();
+        }
     }
 }
 
@@ -440,8 +458,7 @@ impl<A: Api> Drop for Channel<A> {
         let Ok(_inside) = end::enter() else { return };
         // Freed only when no call can be in it.
         if !self.broken.load(Ordering::Acquire) {
-            let keep = self.kept.load(Ordering::Relaxed);
-            self.base.retire(self.comm, (self.me, self.size()), self.collectives(), &self.left(), keep);
+            self.retire();
         }
     }
 }

@@ -41,6 +41,11 @@ impl<A: Api> State<A> {
     pub(crate) const fn new() -> State<A> {
         State { library: None, base: None, world: None, others: Vec::new() }
     }
+
+    /// Of all worlds.
+    pub(crate) fn bases(&self) -> impl Iterator<Item = &Base<A>> {
+        self.base.iter().chain(self.others.iter().map(|(_, base)| base)).map(|base| &**base)
+    }
 }
 
 impl<A: Api> MpiDriver<A> {

@@ -4,6 +4,10 @@
 use crate::watch;
 use rankwise_core::{Error, ErrorKind, Result};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long it may take to look for messages.
+const A_LOOK: Duration = Duration::from_millis(100);
 
 static CLOSED: AtomicBool = AtomicBool::new(false);
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
@@ -33,12 +37,30 @@ pub(crate) fn closed() -> Error {
     Error::new(ErrorKind::Closed, "MPI has been finalized in this process, or is about to be; call before MPI_Finalize")
 }
 
-/// Turns everybody away from now on. Returns whether no thread is in MPI.
-pub(crate) fn close() -> bool {
+/// Turns everybody away from now on.
+pub(crate) fn close() {
     CLOSED.store(true, Ordering::SeqCst);
     watch::close_all();
     fence_of_all_threads();
-    INSIDE.load(Ordering::SeqCst) == 0 && !watch::is_any_in_a_call()
+}
+
+/// After [`close`]: whether no thread is in MPI, once those that only looked for messages have come back.
+pub(crate) fn is_deserted() -> bool {
+    let begun = Instant::now();
+    loop {
+        if INSIDE.load(Ordering::SeqCst) == 0 && !watch::is_any_in_a_call() {
+            return true;
+        }
+        if begun.elapsed() >= A_LOOK {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// After [`close`], with nobody in MPI: tells the members of all communicators that this rank has left, as dropping them would.
+pub(crate) fn leave_all() {
+    watch::all().into_iter().for_each(|channel| channel.leave());
 }
 
 /// After this each thread has either noted its call where others see it, or will see what was stored before. Blocking calls so need no fence
@@ -53,5 +75,5 @@ fn fence_of_all_threads() {
         }
     }
     // Longer than a store stays in a processor's buffer.
-    std::thread::sleep(std::time::Duration::from_millis(1));
+    std::thread::sleep(Duration::from_millis(1));
 }

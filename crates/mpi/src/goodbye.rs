@@ -104,6 +104,14 @@ impl<A: Api> Base<A> {
     }
 }
 
+impl<A: Api> Base<A> {
+    /// Whether all members of what this rank has left have left it too, or can't any more.
+    pub(crate) fn has_left(&self) -> bool {
+        self.free_retired();
+        lock(&self.retired).iter().all(|retired| retired.keep || retired.staying.is_empty() && retired.sent.is_empty())
+    }
+}
+
 impl<A: Api> Drop for Retired<A> {
     fn drop(&mut self) {
         if !self.sent.is_empty() {

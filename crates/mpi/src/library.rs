@@ -1,6 +1,7 @@
 //! The MPI of this process: started once, asked who we are, ended at exit.
 
 use crate::api::{Api, Constants, Datatype, Named, Op, Status};
+use crate::base::Base;
 use crate::channel::Channel;
 use crate::driver::State;
 use crate::large;
@@ -11,7 +12,7 @@ use std::ffi::{c_char, c_int};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Which driver of this crate has started MPI in this process: two libraries can't share one.
 static IN_USE: Mutex<Option<&'static str>> = Mutex::new(None);
@@ -160,7 +161,7 @@ impl<A: Api> Library<A> {
 
     /// At the end of the process: says goodbye to MPI, unless the process has failed: then its launcher ends the others, which MPI's goodbye
     /// would wait for.
-    pub(crate) fn end(&self, status: c_int) {
+    pub(crate) fn end(&self, bases: &[&Base<A>], status: c_int) {
         let mut flag = zeroed();
         if status != 0 || self.process != std::process::id() {
             return;
@@ -168,7 +169,11 @@ impl<A: Api> Library<A> {
         // SAFETY: may be called at any time after initialisation.
         unsafe { self.api.finalized(&mut flag) };
         // Another thread that is in MPI while the process ends would be there at the same time.
-        if flag != 0 || !crate::end::close() {
+        if flag != 0 {
+            return;
+        }
+        crate::end::close();
+        if !crate::end::is_deserted() {
             return;
         }
         if self.broken.load(Ordering::Relaxed) {
@@ -181,6 +186,12 @@ impl<A: Api> Library<A> {
             if watch.is_err() {
                 return;
             }
+        }
+        crate::end::leave_all();
+        // MPI's goodbye waits for all ranks anyway. This one takes in what they have said, which MPICH else complains about.
+        let begun = Instant::now();
+        while bases.iter().any(|base| !base.has_left()) && begun.elapsed() < PATIENCE {
+            std::thread::yield_now();
         }
         // SAFETY: initialised by this crate, and not finalised.
         unsafe { self.api.finalize() };
@@ -288,6 +299,7 @@ pub(crate) fn end<A: Api>(state: &Mutex<State<A>>, status: c_int) {
     if let Ok(state) = state.try_lock()
         && let Some(library) = &state.library
     {
-        library.end(status);
+        let bases: Vec<&Base<A>> = state.bases().collect();
+        library.end(&bases, status);
     }
 }

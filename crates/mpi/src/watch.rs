@@ -5,7 +5,7 @@
 
 use rankwise_core::{OnStuck, OpKind};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, Once, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How often it looks.
@@ -74,6 +74,8 @@ pub(crate) trait Watched: Send + Sync {
     fn aborted(&self) -> bool;
     /// MPI is at its end.
     fn close(&self);
+    /// And nobody is in it: the members are told that this rank has left.
+    fn leave(&self);
 }
 
 struct Entry {
@@ -104,14 +106,18 @@ pub(crate) fn watch(channel: Weak<dyn Watched>) {
 
 /// Tells all communicators that MPI is at its end.
 pub(crate) fn close_all() {
+    all().into_iter().for_each(|channel| channel.close());
+}
+
+/// All communicators that exist.
+pub(crate) fn all() -> Vec<Arc<dyn Watched>> {
     let watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    watched.iter().filter_map(|entry| entry.channel.upgrade()).for_each(|channel| channel.close());
+    watched.iter().filter_map(|entry| entry.channel.upgrade()).collect()
 }
 
 /// Whether a thread is in a call at this moment.
 pub(crate) fn is_any_in_a_call() -> bool {
-    let watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
-    watched.iter().filter_map(|entry| entry.channel.upgrade()).any(|channel| channel.call().look().is_some())
+    all().into_iter().any(|channel| channel.call().look().is_some())
 }
 
 fn look() {
