@@ -318,9 +318,9 @@ impl<A: Api> Channel<A> {
         }
     }
 
-    /// Tells the members that this rank has left. The last use of the communicator.
-    fn retire(&self) {
-        let keep = self.kept.load(Ordering::Relaxed);
+    /// Tells the members that this rank has left. The last use of the communicator, which nobody frees when calls can still be in it.
+    fn retire(&self, is_whole: bool) {
+        let keep = !is_whole || self.kept.load(Ordering::Relaxed);
         self.base.retire(self.comm, (self.me, self.size()), self.collectives(), &self.left(), keep);
     }
 
@@ -446,9 +446,7 @@ impl<A: Api> Watched for Channel<A> {
     }
 
     fn leave(&self) {
-        if self.is_whole.swap(false, Ordering::Relaxed) {
-            self.retire();
-        }
+        self.retire(self.is_whole.load(Ordering::Relaxed));
     }
 }
 
@@ -456,9 +454,6 @@ impl<A: Api> Drop for Channel<A> {
     fn drop(&mut self) {
         self.base.refuse_post(self.id);
         let Ok(_inside) = end::enter() else { return };
-        // Freed only when no call can be in it.
-        if !self.broken.load(Ordering::Acquire) {
-            self.retire();
-        }
+        self.retire(!self.broken.load(Ordering::Acquire));
     }
 }

@@ -15,8 +15,19 @@ use std::ptr::from_mut;
 /// Tag of the messages.
 const GOODBYE: c_int = 6;
 
-/// A member that has left: its position, and how many collective calls it has made.
-pub(crate) type Left = (usize, u64);
+/// A member that has left.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Left {
+    /// Its position in the group.
+    pub(crate) member: usize,
+    /// How many collective calls it has made.
+    pub(crate) collectives: u64,
+    /// MPI may still have calls of it, whose messages can come later: the communicator is not to be freed.
+    keep: bool,
+}
+
+/// A goodbye as it is sent.
+type Letter = [u64; 3];
 
 /// A communicator that this rank has left, while others have not.
 pub(crate) struct Retired<A: Api> {
@@ -25,8 +36,8 @@ pub(crate) struct Retired<A: Api> {
     staying: Vec<usize>,
     /// Goodbyes under way, and what they say.
     sent: Vec<Request<A>>,
-    letter: Box<[u64; 2]>,
-    /// MPI has requests on it that nobody waits for.
+    letter: Box<Letter>,
+    /// MPI may have requests on it that nobody waits for, here or elsewhere.
     keep: bool,
 }
 
@@ -38,7 +49,7 @@ pub(crate) fn hear<A: Api>(library: &Library<A>, comm: Comm<A>, mut left: impl F
     let (api, any) = (&library.api, library.constants.any_source);
     loop {
         let (mut flag, mut message, mut status) = (0, MaybeUninit::uninit(), Status::default());
-        let mut said = [0_u64; 2];
+        let mut said: Letter = [0; 3];
         // SAFETY: a message that was found is received into a place of its length.
         unsafe {
             let code = api.improbe(any, GOODBYE, comm, &mut flag, message.as_mut_ptr(), &mut status);
@@ -46,9 +57,9 @@ pub(crate) fn hear<A: Api>(library: &Library<A>, comm: Comm<A>, mut left: impl F
                 return;
             }
             let place = from_mut(&mut said).cast();
-            api.mrecv(place, 2, library.named(Named::U64), message.as_mut_ptr(), &mut status);
+            api.mrecv(place, 3, library.named(Named::U64), message.as_mut_ptr(), &mut status);
         }
-        left((said[0] as usize, said[1]));
+        left(Left { member: said[0] as usize, collectives: said[1], keep: said[2] != 0 });
     }
 }
 
@@ -64,13 +75,14 @@ impl<A: Api> Base<A> {
         keep: bool,
     ) {
         let (api, datatype) = (&self.library.api, self.library.named(Named::U64));
-        let letter = Box::new([me as u64, collectives]);
+        let keep = keep || left.iter().any(|left| left.keep);
+        let letter: Box<Letter> = Box::new([me as u64, collectives, u64::from(keep)]);
         let others = || (0..size).filter(|other| *other != me);
         let send = |to: usize| {
             let mut request = api.request_null();
             // SAFETY: the letter is kept until all have been sent.
             let code =
-                unsafe { api.isend(letter.as_ptr().cast(), 2, datatype, to as c_int, GOODBYE, comm, &mut request) };
+                unsafe { api.isend(letter.as_ptr().cast(), 3, datatype, to as c_int, GOODBYE, comm, &mut request) };
             (code == 0).then_some(request)
         };
         let Some(sent) = others().map(send).collect() else {
@@ -78,7 +90,7 @@ impl<A: Api> Base<A> {
             std::mem::forget(letter);
             return;
         };
-        let staying = others().filter(|other| left.iter().all(|(gone, _)| gone != other)).collect();
+        let staying = others().filter(|other| left.iter().all(|left| left.member != *other)).collect();
         lock(&self.retired).push(Retired { comm, staying, sent, letter, keep });
         self.free_retired();
     }
@@ -87,7 +99,10 @@ impl<A: Api> Base<A> {
     pub(crate) fn free_retired(&self) {
         let Ok(mut retired) = self.retired.try_lock() else { return };
         retired.retain_mut(|retired| {
-            hear(&self.library, retired.comm, |(gone, _)| retired.staying.retain(|other| *other != gone));
+            hear(&self.library, retired.comm, |left| {
+                retired.staying.retain(|other| *other != left.member);
+                retired.keep |= left.keep;
+            });
             let api = &self.library.api;
             retired.sent.retain_mut(|request| {
                 let (mut flag, mut status) = (0, Status::default());
@@ -108,7 +123,7 @@ impl<A: Api> Base<A> {
     /// Whether all members of what this rank has left have left it too, or can't any more.
     pub(crate) fn has_left(&self) -> bool {
         self.free_retired();
-        lock(&self.retired).iter().all(|retired| retired.keep || retired.staying.is_empty() && retired.sent.is_empty())
+        lock(&self.retired).iter().all(|retired| retired.staying.is_empty() && retired.sent.is_empty())
     }
 }
 

@@ -120,7 +120,7 @@ impl<A: Api> Pending<A> {
         let left = channel.left();
         match meeting.poll(channel).and_then(|all| if all { meeting.verdict(channel).map(Some) } else { Ok(None) }) {
             Ok(None) => {
-                let has_left = |peer: &usize| left.iter().any(|(gone, _)| gone == peer);
+                let has_left = |peer: &usize| left.iter().any(|left| left.member == *peer);
                 let Some(gone) = meeting.missing(channel).into_iter().find(has_left) else { return false };
                 self.outcome = Some(Err(channel.left_by(gone)));
             }

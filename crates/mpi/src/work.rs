@@ -141,11 +141,11 @@ impl<A: Api> Started<A> {
             return Ok(());
         }
         let senders: Vec<usize> = self.flights.iter().filter_map(Flight::sender).collect();
-        let is_missed = |(gone, collectives): &Left| *collectives < self.collective || senders.contains(gone);
+        let is_missed = |left: &Left| left.collectives < self.collective || senders.contains(&left.member);
         match self.channel.left().into_iter().find(is_missed) {
             // What a member sent before it left has come by now.
             Some(_) if self.poll()? => Ok(()),
-            Some((gone, _)) => Err(self.channel.left_by(gone)),
+            Some(left) => Err(self.channel.left_by(left.member)),
             None => Ok(()),
         }
     }
