@@ -1,0 +1,273 @@
+//! One call on its way through its plan.
+
+#![allow(unsafe_code)]
+
+use crate::memory::Memory;
+use crate::plan::{Local, Plan, Round};
+use crate::transport::{Envelope, Lent, PAIR_LANE, Tag, Transport};
+use rankwise_core::descriptor::Words;
+use rankwise_core::{Error, Group, OpKind, Result};
+
+/// What the messages of a call are marked with.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamp {
+    /// The communicator, agreed by its members.
+    pub communicator: u16,
+    /// The call's number on its communicator; for sends and receives, among those of its pair of ranks and direction.
+    pub sequence: u64,
+    /// The call's descriptor.
+    pub words: Words,
+}
+
+/// One call: a plan, its memory, and the messages under way. Small, and reused for later calls.
+///
+/// [`Operation::poll`] moves it on as far as the transport allows and returns at once.
+pub(crate) struct Operation<R, M> {
+    pub(crate) plan: Plan,
+    pub(crate) memory: M,
+    group: Group,
+    stamp: Stamp,
+    lanes: Vec<Lane<R>>,
+    /// The first chunk that no lane has taken up.
+    next_chunk: usize,
+    met: Met,
+    state: State,
+}
+
+enum State {
+    Running,
+    /// Failed; waits until the transport has let go of all memory.
+    Draining(Error),
+    Idle(Option<Error>),
+}
+
+/// A chunk on its way.
+struct Lane<R> {
+    chunk: usize,
+    round: usize,
+    /// Whether the current round has been posted; its steps are `steps`.
+    posted: bool,
+    steps: Round,
+    pending: Vec<Pending<R>>,
+}
+
+struct Pending<R> {
+    request: R,
+    lent: Lent,
+}
+
+/// The members that the first chunk has sent to and received from: a first message carries the descriptor.
+#[derive(Default)]
+struct Met {
+    sent: Vec<u64>,
+    received: Vec<u64>,
+}
+
+impl<R, M: Memory + Default> Operation<R, M> {
+    pub(crate) fn new() -> Operation<R, M> {
+        Operation {
+            plan: Plan::default(),
+            memory: M::default(),
+            group: Group::world(1),
+            stamp: Stamp { communicator: 0, sequence: 0, words: [0; 3] },
+            lanes: Vec::new(),
+            next_chunk: 0,
+            met: Met::default(),
+            state: State::Idle(None),
+        }
+    }
+}
+
+impl<R, M: Memory> Operation<R, M> {
+    /// Begins with the plan and the memory as they are now. Nothing is posted before the first poll.
+    ///
+    /// # Safety
+    ///
+    /// The memory is valid as [`Memory`] says, until the operation is idle.
+    pub(crate) unsafe fn begin(&mut self, group: &Group, stamp: Stamp) {
+        self.group = group.clone();
+        self.stamp = stamp;
+        let lanes = self.plan.lanes();
+        self.lanes.resize_with(lanes.max(self.lanes.len()), || Lane {
+            chunk: 0,
+            round: 0,
+            posted: false,
+            steps: Round::default(),
+            pending: Vec::new(),
+        });
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            // Lanes of an earlier call that this one does not need are past their end.
+            (lane.chunk, lane.round, lane.posted) =
+                if index < lanes { (index, 0, false) } else { (usize::MAX, 0, false) };
+        }
+        self.next_chunk = lanes;
+        self.met.forget(self.plan.members());
+        self.state = State::Running;
+    }
+
+    /// Whether the transport touches nothing of this call's memory any more.
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.state, State::Idle(_))
+    }
+
+    /// Why it failed.
+    pub(crate) fn error(&self) -> Option<&Error> {
+        match &self.state {
+            State::Running => None,
+            State::Draining(error) => Some(error),
+            State::Idle(error) => error.as_ref(),
+        }
+    }
+
+    /// The memory that the transport may still touch.
+    pub(crate) fn held(&self) -> impl Iterator<Item = Lent> + '_ {
+        self.lanes.iter().flat_map(|lane| lane.pending.iter().map(|pending| pending.lent))
+    }
+
+    /// Moves on as far as possible. True once idle.
+    pub(crate) fn poll<T: Transport<Request = R>>(&mut self, transport: &T) -> bool {
+        if let State::Running = self.state {
+            let mut lanes = std::mem::take(&mut self.lanes);
+            let mut all_done = true;
+            let mut failed = None;
+            for lane in &mut lanes {
+                match self.advance(lane, transport) {
+                    Ok(done) => all_done &= done,
+                    Err(error) => {
+                        failed = Some(error);
+                        break;
+                    }
+                }
+            }
+            self.lanes = lanes;
+            match failed {
+                Some(error) => self.stop(transport, error),
+                None if all_done => self.state = State::Idle(None),
+                None => {}
+            }
+        }
+        if let State::Draining(_) = self.state
+            && self.lanes.iter_mut().all(|lane| lane.drain(transport))
+            && let State::Draining(error) = std::mem::replace(&mut self.state, State::Running)
+        {
+            self.state = State::Idle(Some(error));
+        }
+        self.is_idle()
+    }
+
+    /// Ends it early: cancels its messages. It is idle when the transport has let go of them. The first error stays.
+    pub(crate) fn stop<T: Transport<Request = R>>(&mut self, transport: &T, error: Error) {
+        if let State::Running = self.state {
+            for pending in self.lanes.iter_mut().flat_map(|lane| &mut lane.pending) {
+                transport.cancel(&mut pending.request);
+            }
+            self.state = State::Draining(error);
+        }
+    }
+
+    /// Moves a lane on as far as possible. True once there is nothing left for it.
+    fn advance<T: Transport<Request = R>>(&mut self, lane: &mut Lane<R>, transport: &T) -> Result<bool> {
+        while lane.chunk < self.plan.chunks() {
+            if !lane.posted {
+                self.plan.round(lane.chunk, lane.round, &mut lane.steps);
+                lane.posted = true;
+                self.post(lane, transport)?;
+                self.carry_out(&lane.steps.meanwhile, &lane.steps);
+            }
+            if !lane.settle(transport)? {
+                return Ok(false);
+            }
+            self.carry_out(&lane.steps.after, &lane.steps);
+            lane.posted = false;
+            lane.round += 1;
+            if lane.round == self.plan.rounds() {
+                (lane.chunk, lane.round) = (lane.chunk + self.plan.lanes(), 0);
+            }
+        }
+        Ok(true)
+    }
+
+    fn post<T: Transport<Request = R>>(&mut self, lane: &mut Lane<R>, transport: &T) -> Result<()> {
+        let first = lane.chunk == 0;
+        let pair = matches!(self.plan.kind(), OpKind::Send | OpKind::Recv);
+        let tag = Tag {
+            communicator: self.stamp.communicator,
+            sequence: self.stamp.sequence,
+            lane: if pair { PAIR_LANE } else { (lane.chunk % self.plan.lanes()) as u8 },
+            round: lane.round as u32,
+        };
+        for index in 0..lane.steps.receives.len() {
+            let message = lane.steps.receives[index];
+            let words = (first && Met::insert(&mut self.met.received, message.peer)).then_some(self.stamp.words);
+            let from = Envelope { peer: self.global(message.peer), tag, words };
+            let lent = self.memory.lend(message.region);
+            // SAFETY: the memory is valid until idle, by `begin`; a request is kept until it has ended.
+            let request = unsafe { transport.receive(from, lent) }?;
+            lane.pending.extend(request.map(|request| Pending { request, lent }));
+        }
+        for index in 0..lane.steps.sends.len() {
+            let message = lane.steps.sends[index];
+            let words = (first && Met::insert(&mut self.met.sent, message.peer)).then_some(self.stamp.words);
+            let to = Envelope { peer: self.global(message.peer), tag, words };
+            let lent = self.memory.lend(message.region);
+            // SAFETY: as above.
+            let request = unsafe { transport.send(to, lent) }?;
+            lane.pending.extend(request.map(|request| Pending { request, lent }));
+        }
+        Ok(())
+    }
+
+    fn carry_out(&mut self, steps: &[Local], round: &Round) {
+        for step in steps {
+            match *step {
+                Local::Copy { from, to } => self.memory.copy(from, to),
+                Local::Reduce { fold, from, to } => self.memory.reduce(fold, &round.sources[from.0..from.1], to),
+            }
+        }
+    }
+
+    fn global(&self, position: usize) -> usize {
+        self.group.global(position).unwrap_or(position)
+    }
+}
+
+impl<R> Lane<R> {
+    /// Whether all messages have ended. Looks at the last one only: all have to, in whichever order.
+    fn settle<T: Transport<Request = R>>(&mut self, transport: &T) -> Result<bool> {
+        while let Some(last) = self.pending.last_mut() {
+            match transport.test(&mut last.request) {
+                Ok(false) => return Ok(false),
+                Ok(true) => drop(self.pending.pop()),
+                Err(error) => {
+                    // A failed request is spent.
+                    self.pending.pop();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// As [`Lane::settle`], whatever the messages end with.
+    fn drain<T: Transport<Request = R>>(&mut self, transport: &T) -> bool {
+        self.pending.retain_mut(|pending| matches!(transport.test(&mut pending.request), Ok(false)));
+        self.pending.is_empty()
+    }
+}
+
+impl Met {
+    fn forget(&mut self, members: usize) {
+        for side in [&mut self.sent, &mut self.received] {
+            side.clear();
+            side.resize(members.div_ceil(64), 0);
+        }
+    }
+
+    /// Whether it is the first time.
+    fn insert(side: &mut [u64], member: usize) -> bool {
+        let (word, bit) = (&mut side[member / 64], 1 << (member % 64));
+        let new = *word & bit == 0;
+        *word |= bit;
+        new
+    }
+}
