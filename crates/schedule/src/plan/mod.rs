@@ -10,6 +10,7 @@
 
 mod blocks;
 mod bruck;
+mod cost;
 mod direct;
 mod k_nomial;
 mod pairwise;
@@ -21,6 +22,7 @@ mod two_shot;
 mod view;
 
 use blocks::Blocks;
+pub use cost::Cost;
 use rankwise_core::backend::RawCall;
 use rankwise_core::{Error, ErrorKind, OpKind, ReduceOp, Result};
 pub use round::{Buffer, Fold, Local, Message, Region, Round};
