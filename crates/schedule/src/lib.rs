@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `transport.rs` | [`Transport`]: nonblocking messages; tags and envelopes |
 //! | `plan/` | [`Plan`]: pure functions from sizes and position to rounds; an algorithm a file |
+//! | `select.rs` | [`Table`]: which plan for which call; `default.plans` is the built-in one |
 //! | `memory.rs` | [`Memory`]: what regions are made of; [`HostMemory`] is real |
 //! | `operation.rs`, `executor.rs` | one call on its way; [`Executor`]: all calls of a rank |
 //! | `loopback.rs` | [`loopback`]: a transport between members of one process, for tests |
@@ -50,10 +51,12 @@ pub mod loopback;
 mod memory;
 mod operation;
 pub mod plan;
+pub mod select;
 pub mod transport;
 
 pub use executor::{Executor, Start, Status, Ticket};
 pub use memory::{HostMemory, Memory};
 pub use operation::Stamp;
 pub use plan::{Algorithm, Choice, Plan};
+pub use select::{Selection, Table};
 pub use transport::{Envelope, Lent, Tag, Transport, mismatch};

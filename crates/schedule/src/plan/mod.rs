@@ -227,7 +227,7 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// The plan of member `me` of `n` for a call. Buffers don't matter.
+    /// The plan of member `me` of `n` for a call, which is as [`RawCall`] promises. Its buffers don't matter.
     ///
     /// `Unsupported` when the algorithm does not offer the kind or the operator. All members get the same answer.
     pub fn new(call: &RawCall<'_>, me: usize, n: usize, choice: Choice) -> Result<Plan> {
