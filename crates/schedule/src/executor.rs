@@ -56,7 +56,11 @@ pub struct Executor<T: Transport, M> {
     free: Vec<u32>,
     /// Places of the calls that are not idle.
     active: Vec<u32>,
+    passes: u32,
 }
+
+/// One pass in so many looks at every message for an error.
+const THOROUGH: u32 = 64;
 
 struct Place<R, M> {
     /// Only taken from where it is when the transport keeps its memory for ever.
@@ -68,7 +72,7 @@ struct Place<R, M> {
 impl<T: Transport, M: Memory + Default> Executor<T, M> {
     /// An executor without calls.
     pub fn new(transport: T) -> Executor<T, M> {
-        Executor { transport, places: Vec::new(), free: Vec::new(), active: Vec::new() }
+        Executor { transport, places: Vec::new(), free: Vec::new(), active: Vec::new(), passes: 0 }
     }
 
     /// What it runs on.
@@ -106,7 +110,7 @@ impl<T: Transport, M: Memory + Default> Executor<T, M> {
         place.deadline = start.deadline;
         // SAFETY: the caller's promise.
         unsafe { operation.begin(start.group, start.stamp) };
-        if !operation.poll(&self.transport) {
+        if !operation.poll(&self.transport, false) {
             self.active.push(index);
         }
         Ok(Ticket { index, turn: place.turn })
@@ -117,22 +121,25 @@ impl<T: Transport, M: Memory + Default> Executor<T, M> {
         let moved = self.transport.progress();
         let (places, transport) = (&mut self.places, &self.transport);
         let before = self.active.len();
+        self.passes = self.passes.wrapping_add(1);
+        let thorough = self.passes.is_multiple_of(THOROUGH);
         self.active.retain(|index| {
             let operation = places[*index as usize].operation.as_deref_mut();
-            operation.is_some_and(|operation| !operation.poll(transport))
+            operation.is_some_and(|operation| !operation.poll(transport, thorough))
         });
         moved || self.active.len() < before
     }
 
-    /// Stops the calls whose deadline has passed, with the error `timeout` makes of their group and plan.
-    pub fn expire(&mut self, timeout: impl Fn(&Plan) -> Error) {
+    /// Stops the calls whose deadline has passed, with `Timeout`. Reads the transport's clock.
+    pub fn expire(&mut self) {
         let now = self.transport.now();
         for index in &self.active {
             let place = &mut self.places[*index as usize];
             if now >= place.deadline
-                && let Some(operation) = &mut place.operation
+                && let Some(operation) = place.operation.as_deref_mut()
+                && operation.error().is_none()
             {
-                let error = timeout(&operation.plan);
+                let error = operation.timeout();
                 operation.stop(&self.transport, error);
             }
         }
@@ -162,7 +169,7 @@ impl<T: Transport, M: Memory + Default> Executor<T, M> {
         let place = self.places.get_mut(ticket.index as usize).filter(|place| place.turn == ticket.turn);
         if let Some(operation) = place.and_then(|place| place.operation.as_deref_mut()) {
             operation.stop(transport, error);
-            operation.poll(transport);
+            operation.poll(transport, false);
         }
     }
 
@@ -172,7 +179,7 @@ impl<T: Transport, M: Memory + Default> Executor<T, M> {
     }
 
     /// Waits until a call is idle, moving all calls on. `watch` is called after each pass in which nothing moved, with the number of such passes since
-    /// something did: it spins, yields or sleeps. An error from it ends the call early, and the wait goes on until it is idle; a second error
+    /// something did: it spins, yields or sleeps. Deadlines are looked at once in some passes. An error from it ends the call early, and the wait goes on until it is idle; a second error
     /// ends the wait. Then the status is `Draining`, and [`Executor::held`] says what is stuck.
     pub fn wait(&mut self, ticket: Ticket, mut watch: impl FnMut(&T, u32) -> Result<()>) -> Status {
         let mut fruitless = 0_u32;
@@ -183,6 +190,9 @@ impl<T: Transport, M: Memory + Default> Executor<T, M> {
                 continue;
             }
             fruitless = fruitless.saturating_add(1);
+            if fruitless.is_multiple_of(THOROUGH) {
+                self.expire();
+            }
             match watch(&self.transport, fruitless) {
                 Ok(()) => {}
                 Err(_) if stopped => break,

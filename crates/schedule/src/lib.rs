@@ -14,7 +14,7 @@
 //!
 //! ```
 //! use rankwise_core::backend::{RawBuf, RawCall};
-//! use rankwise_core::{DType, Group, OpKind, ReduceOp, Result, descriptor};
+//! use rankwise_core::{DType, Group, OpKind, ReduceOp, Result};
 //! use rankwise_schedule::{Algorithm, Choice, Executor, HostMemory, Stamp, Start, loopback};
 //! use std::time::Duration;
 //!
@@ -29,7 +29,7 @@
 //!     call.op = Some(ReduceOp::Sum);
 //!     call.src = RawBuf::host(inputs[me].as_ptr().cast(), 8);
 //!     call.dst = RawBuf::host(outputs[me].as_mut_ptr().cast(), 8);
-//!     let stamp = Stamp { communicator: 1, sequence: 1, words: descriptor::words(&call, 0) };
+//!     let stamp = Stamp::new(1, 1, &call, 0);
 //!     let choice = Choice::whole(Algorithm::Ring);
 //!     let start = Start { group: &group, me, stamp, choice, deadline: Duration::MAX };
 //!     // SAFETY: the arrays outlive the loop below, which runs until all calls are idle.
@@ -39,7 +39,7 @@
 //!     tickets.push(ticket?);
 //! }
 //! while ranks.iter().zip(&tickets).any(|(rank, ticket)| !rank.is_idle(*ticket)) {
-//!     ranks.iter_mut().for_each(|rank| drop(rank.progress()));
+//!     ranks.iter_mut().for_each(|rank| _ = rank.progress());
 //! }
 //! assert_eq!(outputs, [[6.0, 60.0]; 3]);
 //! # Ok(())

@@ -357,6 +357,16 @@ unsafe impl Transport for Loopback {
         moved
     }
 
+    fn stray(&self, tag: Tag, ours: Words) -> Option<(usize, Words)> {
+        let hub = self.network.hub();
+        let same_call = |key: u64| key as u32 == tag.pack(0) as u32 && (key >> 32) as u16 == tag.communicator;
+        let queues =
+            hub.ranks[self.rank].queues.iter().filter(|(key, queue)| same_call(**key) && queue.receives.is_empty());
+        let first = queues.filter_map(|(_, queue)| queue.messages.front());
+        let other = first.filter_map(|message| Some((message.sender, message.words.filter(|theirs| *theirs != ours)?)));
+        other.min_by_key(|(sender, _)| *sender)
+    }
+
     fn cancel(&self, request: &mut Request) {
         let mut hub = self.network.hub();
         if hub.cancels_work && matches!(hub.requests[request.0 as usize], State::Pending { .. }) {

@@ -48,8 +48,8 @@ impl HostMemory {
     ///
     /// # Safety
     ///
-    /// The source is readable, the destination writable, and both are nobody else's, until this value is armed again, disarmed or dropped. The
-    /// buffers have the sizes [`RawCall`] promises.
+    /// Whenever a method of [`Memory`] is called, or a transport uses what one has lent, the source is readable, the destination writable, and both are
+    /// nobody else's: until the call is idle. The buffers have the sizes [`RawCall`] promises.
     pub unsafe fn arm(&mut self, call: &RawCall<'_>, members: usize, scratch: usize) -> Result<()> {
         self.disarm();
         self.elem_size = call.elem_size;

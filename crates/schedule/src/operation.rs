@@ -4,9 +4,10 @@
 
 use crate::memory::Memory;
 use crate::plan::{Local, Plan, Round};
-use crate::transport::{Envelope, Lent, PAIR_LANE, Tag, Transport};
-use rankwise_core::descriptor::Words;
-use rankwise_core::{Error, Group, OpKind, Result};
+use crate::transport::{Envelope, FIRST, Lent, PAIR_LANE, Tag, Transport, mismatch};
+use rankwise_core::backend::RawCall;
+use rankwise_core::descriptor::{self, Words};
+use rankwise_core::{Error, ErrorKind, Group, OpKind, Result};
 
 /// What the messages of a call are marked with.
 #[derive(Clone, Copy, Debug)]
@@ -15,8 +16,19 @@ pub struct Stamp {
     pub communicator: u16,
     /// The call's number on its communicator; for sends and receives, among those of its pair of ranks and direction.
     pub sequence: u64,
-    /// The call's descriptor.
+    /// The call's descriptor; of a receive that of the send it waits for.
     pub words: Words,
+}
+
+impl Stamp {
+    /// The stamp of a call. `launch` is as in [`descriptor::words`].
+    pub fn new(communicator: u16, sequence: u64, call: &RawCall<'_>, launch: u64) -> Stamp {
+        let mut call = *call;
+        if call.kind == OpKind::Recv {
+            call.kind = OpKind::Send;
+        }
+        Stamp { communicator, sequence, words: descriptor::words(&call, launch) }
+    }
 }
 
 /// One call: a plan, its memory, and the messages under way. Small, and reused for later calls.
@@ -54,6 +66,8 @@ struct Lane<R> {
 struct Pending<R> {
     request: R,
     lent: Lent,
+    /// Global rank of the other side.
+    peer: usize,
 }
 
 /// The members that the first chunk has sent to and received from: a first message carries the descriptor.
@@ -124,14 +138,34 @@ impl<R, M: Memory> Operation<R, M> {
         self.lanes.iter().flat_map(|lane| lane.pending.iter().map(|pending| pending.lent))
     }
 
-    /// Moves on as far as possible. True once idle.
-    pub(crate) fn poll<T: Transport<Request = R>>(&mut self, transport: &T) -> bool {
+    /// The error of a call whose deadline has passed: it names the members whose messages are missing.
+    pub(crate) fn timeout(&self) -> Error {
+        let mut peers: Vec<usize> = self.lanes.iter().flat_map(|lane| lane.pending.iter().map(|p| p.peer)).collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let names = peers.iter().take(8).map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let more = if peers.len() > 8 { format!(" and {} more", peers.len() - 8) } else { String::new() };
+        let message = format!(
+            "messages from or to rank {names}{more} are missing; do these ranks still compute, or have they called something else?"
+        );
+        self.tell(Error::new(ErrorKind::Timeout, message).with_peers(peers))
+    }
+
+    fn tell(&self, error: Error) -> Error {
+        error
+            .with_operation(self.plan.kind())
+            .with_group(&self.group, self.plan.me())
+            .with_sequence(self.stamp.sequence)
+    }
+
+    /// Moves on as far as possible; a thorough poll looks at every message for an error, others stop at the first that is missing. True once idle.
+    pub(crate) fn poll<T: Transport<Request = R>>(&mut self, transport: &T, thorough: bool) -> bool {
         if let State::Running = self.state {
             let mut lanes = std::mem::take(&mut self.lanes);
             let mut all_done = true;
             let mut failed = None;
             for lane in &mut lanes {
-                match self.advance(lane, transport) {
+                match self.advance(lane, transport, thorough) {
                     Ok(done) => all_done &= done,
                     Err(error) => {
                         failed = Some(error);
@@ -140,8 +174,12 @@ impl<R, M: Memory> Operation<R, M> {
                 }
             }
             self.lanes = lanes;
+            if thorough && !all_done && failed.is_none() {
+                let stray = transport.stray(Tag { round: FIRST, ..self.tag(0, 0) }, self.stamp.words);
+                failed = stray.map(|(peer, theirs)| mismatch(peer, theirs, self.stamp.words));
+            }
             match failed {
-                Some(error) => self.stop(transport, error),
+                Some(error) => self.stop(transport, self.tell(error)),
                 None if all_done => self.state = State::Idle(None),
                 None => {}
             }
@@ -166,7 +204,10 @@ impl<R, M: Memory> Operation<R, M> {
     }
 
     /// Moves a lane on as far as possible. True once there is nothing left for it.
-    fn advance<T: Transport<Request = R>>(&mut self, lane: &mut Lane<R>, transport: &T) -> Result<bool> {
+    fn advance<T>(&mut self, lane: &mut Lane<R>, transport: &T, thorough: bool) -> Result<bool>
+    where
+        T: Transport<Request = R>,
+    {
         while lane.chunk < self.plan.chunks() {
             if !lane.posted {
                 self.plan.round(lane.chunk, lane.round, &mut lane.steps);
@@ -174,7 +215,7 @@ impl<R, M: Memory> Operation<R, M> {
                 self.post(lane, transport)?;
                 self.carry_out(&lane.steps.meanwhile, &lane.steps);
             }
-            if !lane.settle(transport)? {
+            if !lane.settle(transport, thorough)? {
                 return Ok(false);
             }
             self.carry_out(&lane.steps.after, &lane.steps);
@@ -188,33 +229,40 @@ impl<R, M: Memory> Operation<R, M> {
     }
 
     fn post<T: Transport<Request = R>>(&mut self, lane: &mut Lane<R>, transport: &T) -> Result<()> {
-        let first = lane.chunk == 0;
-        let pair = matches!(self.plan.kind(), OpKind::Send | OpKind::Recv);
-        let tag = Tag {
-            communicator: self.stamp.communicator,
-            sequence: self.stamp.sequence,
-            lane: if pair { PAIR_LANE } else { (lane.chunk % self.plan.lanes()) as u8 },
-            round: lane.round as u32,
-        };
-        for index in 0..lane.steps.receives.len() {
-            let message = lane.steps.receives[index];
-            let words = (first && Met::insert(&mut self.met.received, message.peer)).then_some(self.stamp.words);
-            let from = Envelope { peer: self.global(message.peer), tag, words };
-            let lent = self.memory.lend(message.region);
+        let tag = self.tag(lane.chunk, lane.round);
+        for message in &lane.steps.receives {
+            let from = self.envelope(tag, lane.chunk, message.peer, |met| &mut met.received);
+            let (lent, peer) = (self.memory.lend(message.region), from.peer);
             // SAFETY: the memory is valid until idle, by `begin`; a request is kept until it has ended.
             let request = unsafe { transport.receive(from, lent) }?;
-            lane.pending.extend(request.map(|request| Pending { request, lent }));
+            lane.pending.extend(request.map(|request| Pending { request, lent, peer }));
         }
-        for index in 0..lane.steps.sends.len() {
-            let message = lane.steps.sends[index];
-            let words = (first && Met::insert(&mut self.met.sent, message.peer)).then_some(self.stamp.words);
-            let to = Envelope { peer: self.global(message.peer), tag, words };
-            let lent = self.memory.lend(message.region);
+        for message in &lane.steps.sends {
+            let to = self.envelope(tag, lane.chunk, message.peer, |met| &mut met.sent);
+            let (lent, peer) = (self.memory.lend(message.region), to.peer);
             // SAFETY: as above.
             let request = unsafe { transport.send(to, lent) }?;
-            lane.pending.extend(request.map(|request| Pending { request, lent }));
+            lane.pending.extend(request.map(|request| Pending { request, lent, peer }));
         }
         Ok(())
+    }
+
+    fn tag(&self, chunk: usize, round: usize) -> Tag {
+        let pair = matches!(self.plan.kind(), OpKind::Send | OpKind::Recv);
+        Tag {
+            communicator: self.stamp.communicator,
+            sequence: self.stamp.sequence,
+            lane: if pair { PAIR_LANE } else { (chunk % self.plan.lanes()) as u8 },
+            round: round as u32,
+        }
+    }
+
+    fn envelope(&mut self, mut tag: Tag, chunk: usize, member: usize, side: fn(&mut Met) -> &mut Vec<u64>) -> Envelope {
+        let first = chunk == 0 && Met::insert(side(&mut self.met), member);
+        if first {
+            tag.round = FIRST;
+        }
+        Envelope { peer: self.global(member), tag, words: first.then_some(self.stamp.words) }
     }
 
     fn carry_out(&mut self, steps: &[Local], round: &Round) {
@@ -232,8 +280,19 @@ impl<R, M: Memory> Operation<R, M> {
 }
 
 impl<R> Lane<R> {
-    /// Whether all messages have ended. Looks at the last one only: all have to, in whichever order.
-    fn settle<T: Transport<Request = R>>(&mut self, transport: &T) -> Result<bool> {
+    /// Whether all messages have ended. Unless thorough it looks no further than the last that has not: all have to, in whichever order.
+    fn settle<T: Transport<Request = R>>(&mut self, transport: &T, thorough: bool) -> Result<bool> {
+        if thorough {
+            let mut failed = Ok(());
+            self.pending.retain_mut(|pending| match transport.test(&mut pending.request) {
+                Ok(ended) => !ended,
+                Err(error) => {
+                    failed = std::mem::replace(&mut failed, Ok(())).and(Err(error));
+                    false
+                }
+            });
+            return failed.map(|()| self.pending.is_empty());
+        }
         while let Some(last) = self.pending.last_mut() {
             match transport.test(&mut last.request) {
                 Ok(false) => return Ok(false),

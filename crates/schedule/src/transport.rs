@@ -12,6 +12,10 @@ pub const MAX_LANES: usize = 8;
 /// The lane of [`OpKind::Send`](rankwise_core::OpKind::Send) and `Recv`, whose sequence numbers count for each pair of ranks.
 pub const PAIR_LANE: u8 = 15;
 
+/// The round of the first message between two ranks in a call and direction. Whatever plans the two follow, their first messages meet, so that different
+/// calls are found.
+pub const FIRST: u32 = u32::MAX;
+
 /// Which message of which call. A receive takes the message of its sender that was sent with the same tag.
 ///
 /// Equal tags are met again only after the fields wrapped around, and messages of a pair with equal tags match in the order in which
@@ -24,7 +28,7 @@ pub struct Tag {
     pub sequence: u64,
     /// The lane: below [`MAX_LANES`], or [`PAIR_LANE`].
     pub lane: u8,
-    /// The round of the plan.
+    /// The round of the plan, or [`FIRST`].
     pub round: u32,
 }
 
@@ -36,7 +40,7 @@ impl Tag {
             | u64::from(self.communicator) << 32
             | (self.sequence & 0xffff) << 16
             | u64::from(self.lane & 0xf) << 12
-            | u64::from(self.round & 0xfff)
+            | u64::from(if self.round == FIRST { 0xfff } else { self.round % 0xfff })
     }
 }
 
@@ -47,8 +51,8 @@ pub struct Envelope {
     pub peer: usize,
     /// Which message.
     pub tag: Tag,
-    /// The call's descriptor, on the first message between two ranks in a call and direction; both sides know which that is. A
-    /// receive fails with `Mismatch` when what arrives differs from this ([`crate::mismatch`] makes the error).
+    /// The call's descriptor, on the first message between two ranks in a call and direction, whose round is [`FIRST`]. A receive
+    /// fails with `Mismatch` when what arrives differs from this ([`crate::mismatch`] makes the error).
     pub words: Option<Words>,
 }
 
@@ -110,6 +114,14 @@ pub unsafe trait Transport {
     /// Moves what can move, for all requests. True when something did.
     fn progress(&self) -> bool;
 
+    /// A first message with this tag, of any sender, that has arrived, is waited for by no receive, and carries another descriptor: the sender is in another call.
+    /// Asked now and then by calls that wait long. A transport that can't look says `None`; then ranks whose different plans let none of them receive from another
+    /// end with `Timeout` instead of `Mismatch`.
+    fn stray(&self, tag: Tag, ours: Words) -> Option<(usize, Words)> {
+        let _ = (tag, ours);
+        None
+    }
+
     /// Asks for an early end. The request is still to be tested until it has ended; it may never, then its memory is stuck.
     fn cancel(&self, request: &mut Self::Request);
 }
@@ -151,9 +163,10 @@ mod tests {
             Tag { communicator: u16::MAX, ..zero }.pack(0),
             Tag { sequence: u64::MAX, ..zero }.pack(0),
             Tag { lane: PAIR_LANE, ..zero }.pack(0),
-            Tag { round: u32::MAX, ..zero }.pack(0),
+            Tag { round: FIRST, ..zero }.pack(0),
         ];
         assert_eq!(full.iter().fold(0, |all, field| all ^ field), u64::MAX);
         assert_eq!(full.iter().map(|field| field.count_ones()).sum::<u32>(), 64);
+        assert!((0..10_000).all(|round| Tag { round, ..zero }.pack(0) != Tag { round: FIRST, ..zero }.pack(0)));
     }
 }

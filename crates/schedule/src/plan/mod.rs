@@ -287,6 +287,11 @@ impl Plan {
         self.algorithm
     }
 
+    /// This member's position.
+    pub fn me(&self) -> usize {
+        self.me
+    }
+
     /// Number of members.
     pub fn members(&self) -> usize {
         self.n

@@ -1,7 +1,10 @@
 //! Runs one call on all ranks of a world in this thread, with any memory.
 
+// Each test uses some of it.
+#![allow(dead_code)]
+
 use rankwise_core::backend::{Counts, RawBuf, RawCall};
-use rankwise_core::{DType, Group, OpKind, ReduceOp, descriptor};
+use rankwise_core::{DType, Group, OpKind, ReduceOp};
 use rankwise_schedule::loopback::{self, Loopback, Settings};
 use rankwise_schedule::{Choice, Executor, Memory, Plan, Stamp, Start, Status};
 use std::time::Duration;
@@ -212,7 +215,7 @@ pub(crate) fn run_in<M: Armed>(
         let mut columns = Vec::new();
         let mut call = job.call(me, &mut columns);
         (call.src, call.dst) = buffers[me].lend();
-        let stamp = Stamp { communicator: 7, sequence, words: descriptor::words(&call, 0) };
+        let stamp = Stamp::new(7, sequence, &call, 0);
         let start = Start { group: &group, me, stamp, choice: job.choice, deadline: Duration::MAX };
         // SAFETY: the buffers are not touched before all calls are idle, below.
         let ticket = unsafe { executor.start(&call, &start, |memory, plan| memory.arm(&call, plan)) };
