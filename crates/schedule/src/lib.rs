@@ -46,6 +46,8 @@
 //! # }
 //! ```
 
+#![deny(unsafe_code)]
+
 mod executor;
 pub mod loopback;
 mod memory;

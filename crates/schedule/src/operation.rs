@@ -174,7 +174,7 @@ impl<R, M: Memory> Operation<R, M> {
                 }
             }
             self.lanes = lanes;
-            if thorough && !all_done && failed.is_none() {
+            if thorough && !all_done && failed.is_none() && !self.is_of_a_pair() {
                 let stray = transport.stray(Tag { round: FIRST, ..self.tag(0, 0) }, self.stamp.words);
                 failed = stray.map(|(peer, theirs)| mismatch(peer, theirs, self.stamp.words));
             }
@@ -247,12 +247,16 @@ impl<R, M: Memory> Operation<R, M> {
         Ok(())
     }
 
+    /// Whether it is a send or a receive, which other pairs may have at the same number.
+    fn is_of_a_pair(&self) -> bool {
+        matches!(self.plan.kind(), OpKind::Send | OpKind::Recv)
+    }
+
     fn tag(&self, chunk: usize, round: usize) -> Tag {
-        let pair = matches!(self.plan.kind(), OpKind::Send | OpKind::Recv);
         Tag {
             communicator: self.stamp.communicator,
             sequence: self.stamp.sequence,
-            lane: if pair { PAIR_LANE } else { (chunk % self.plan.lanes()) as u8 },
+            lane: if self.is_of_a_pair() { PAIR_LANE } else { (chunk % self.plan.lanes()) as u8 },
             round: round as u32,
         }
     }

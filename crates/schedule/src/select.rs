@@ -6,6 +6,8 @@
 //! The first row counts that fits, and whose plan may run the call: under [`Determinism::Fixed`], and for the operators that scale, plans that fold all contributions
 //! at once.
 
+#![forbid(unsafe_code)]
+
 use crate::plan::{Algorithm, Choice};
 use rankwise_core::backend::RawCall;
 use rankwise_core::{DType, DTypeSet, Determinism, Error, OpKind, ReduceOp, Result};

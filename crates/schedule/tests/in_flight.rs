@@ -193,3 +193,23 @@ fn a_world_is_used_again() {
         }
     }
 }
+
+#[test]
+fn thousands_of_ranks_in_one_thread() {
+    let n = 4096;
+    for (kind, algorithm) in [
+        (OpKind::AllReduce, Algorithm::RecursiveDoubling),
+        (OpKind::AllReduce, Algorithm::KNomial(4)),
+        (OpKind::Broadcast, Algorithm::KNomial(2)),
+        (OpKind::Barrier, Algorithm::Bruck),
+    ] {
+        let job = Job::new(kind, DType::U16, n, Choice::whole(algorithm)).with_size(3);
+        let one = |rank| 1_u16.to_ne_bytes().repeat(job.source_len(rank));
+        let results = ranks::run::<HostMemory>(&job, Settings::default(), one);
+        let expected: u16 = if kind == OpKind::AllReduce { 4096 } else { 1 };
+        assert!(
+            results.iter().all(|result| *result == expected.to_ne_bytes().repeat(job.count)),
+            "{kind} by {algorithm}"
+        );
+    }
+}

@@ -9,6 +9,12 @@ use crate::scan::{self, Halves};
 const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("crates/core/", "lent buffers, erased types, and the unsafe interface that backends implement"),
     ("crates/reduce/", "SIMD kernels over raw bytes"),
+    ("crates/schedule/src/transport.rs", "memory lent to a transport"),
+    ("crates/schedule/src/memory.rs", "the caller's buffers and scratch, as regions"),
+    ("crates/schedule/src/operation.rs", "lends memory to a transport"),
+    ("crates/schedule/src/executor.rs", "takes buffers as raw parts"),
+    ("crates/schedule/src/loopback.rs", "a transport"),
+    ("crates/schedule/tests/", "buffers given as raw parts"),
     ("crates/world/", "record locks, forks, inherited descriptors and signals"),
     ("crates/shm/", "memory shared between processes"),
     ("crates/mpi/", "a foreign library"),

@@ -8,6 +8,8 @@
 //!
 //! Empty messages are sent like others: every pair of ranks that a plan lets meet does meet, and compares descriptors.
 
+#![forbid(unsafe_code)]
+
 mod blocks;
 mod bruck;
 mod cost;
