@@ -5,7 +5,7 @@
 use crate::plan::{Buffer, Fold, Region};
 use crate::transport::Lent;
 use rankwise_core::backend::RawCall;
-use rankwise_core::{Error, ErrorKind, ReduceOp, Result};
+use rankwise_core::{Error, ErrorKind, Result};
 use rankwise_reduce::Reducer;
 
 /// What the regions of a plan are made of. [`HostMemory`] is real memory; a simulation may count time instead, and a test fold symbols.
@@ -32,8 +32,7 @@ pub struct HostMemory {
     destination: Option<Lent>,
     scratch: Scratch,
     elem_size: usize,
-    whole: Option<Reducer>,
-    partial: Option<Reducer>,
+    reducer: Option<Reducer>,
     /// Addresses of the sources of a reduction.
     addresses: Vec<*const u8>,
 }
@@ -53,17 +52,12 @@ impl HostMemory {
     pub unsafe fn arm(&mut self, call: &RawCall<'_>, members: usize, scratch: usize) -> Result<()> {
         self.disarm();
         self.elem_size = call.elem_size;
-        (self.whole, self.partial) = (None, None);
-        if let Some(op) = call.op {
-            let reducer = |members| {
-                Reducer::new(call.dtype, op, members).ok_or_else(|| {
-                    Error::new(ErrorKind::UnsupportedOp, format!("{op} has no meaning for {}", call.dtype))
-                })
-            };
-            self.whole = Some(reducer(members)?);
-            let scales = matches!(op, ReduceOp::Avg | ReduceOp::PreMulSum(_));
-            self.partial = if scales { None } else { self.whole };
-        }
+        self.reducer = match call.op {
+            None => None,
+            Some(op) => Some(Reducer::new(call.dtype, op, members).ok_or_else(|| {
+                Error::new(ErrorKind::UnsupportedOp, format!("{op} has no meaning for {}; choose another", call.dtype))
+            })?),
+        };
         self.scratch.reserve(scratch.checked_mul(call.elem_size))?;
         let lent = |buffer: rankwise_core::backend::RawBuf| Lent { ptr: buffer.ptr, bytes: buffer.bytes };
         self.source = Some(lent(call.src));
@@ -107,12 +101,9 @@ unsafe impl Memory for HostMemory {
         }
     }
 
-    fn reduce(&mut self, fold: Fold, from: &[Region], to: Region) {
-        let reducer = match fold {
-            Fold::Whole => self.whole,
-            Fold::Partial => self.partial,
-        };
-        let reducer = reducer.expect("a plan folds only in calls with an operator that it offers");
+    fn reduce(&mut self, _: Fold, from: &[Region], to: Region) {
+        // Operators that scale are offered by plans only that fold whole: then this is the call's operator either way.
+        let reducer = self.reducer.expect("a plan folds only in calls with an operator");
         assert!(from.iter().all(|source| source.len == to.len), "a reduction has sources of one length");
         let mut addresses = std::mem::take(&mut self.addresses);
         addresses.clear();

@@ -40,8 +40,6 @@ pub(crate) struct Operation<R, M> {
     group: Group,
     stamp: Stamp,
     lanes: Vec<Lane<R>>,
-    /// The first chunk that no lane has taken up.
-    next_chunk: usize,
     met: Met,
     state: State,
 }
@@ -85,7 +83,6 @@ impl<R, M: Memory + Default> Operation<R, M> {
             group: Group::world(1),
             stamp: Stamp { communicator: 0, sequence: 0, words: [0; 3] },
             lanes: Vec::new(),
-            next_chunk: 0,
             met: Met::default(),
             state: State::Idle(None),
         }
@@ -110,11 +107,9 @@ impl<R, M: Memory> Operation<R, M> {
             pending: Vec::new(),
         });
         for (index, lane) in self.lanes.iter_mut().enumerate() {
-            // Lanes of an earlier call that this one does not need are past their end.
-            (lane.chunk, lane.round, lane.posted) =
-                if index < lanes { (index, 0, false) } else { (usize::MAX, 0, false) };
+            // Lanes beyond those of the plan are beyond its chunks, too.
+            (lane.chunk, lane.round, lane.posted) = (index, 0, false);
         }
-        self.next_chunk = lanes;
         self.met.forget(self.plan.members());
         self.state = State::Running;
     }

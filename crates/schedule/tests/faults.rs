@@ -85,6 +85,34 @@ fn a_lost_rank_is_named_by_those_who_need_it() {
     }
 }
 
+/// Whichever message a call happens to wait for.
+#[test]
+fn a_failed_message_is_found_behind_one_that_never_comes() {
+    for lost in 1..N {
+        let mut world = World::new(Settings::default());
+        let ticket = world.start(0, OpKind::AllReduce, LEN, Algorithm::Direct, Duration::MAX);
+        world.ranks[0].transport().network().lose(lost);
+        world.turn(100);
+        assert_eq!(world.failure(0, ticket).peers(), [lost]);
+    }
+}
+
+#[test]
+fn a_ticket_of_the_past_does_nothing() {
+    let mut world = World::new(Settings::default());
+    let old = world.start(0, OpKind::Broadcast, 4, Algorithm::Direct, Duration::MAX);
+    assert!(matches!(world.ranks[0].status(old), Status::Done));
+    world.ranks[0].finish(old);
+    let new = world.start(0, OpKind::AllReduce, LEN, Algorithm::Direct, Duration::MAX);
+    world.ranks[0].stop(old, Error::new(ErrorKind::Aborted, "too late"));
+    world.ranks[0].finish(old);
+    assert!(matches!(world.ranks[0].status(new), Status::Running));
+    assert!(matches!(world.ranks[0].status(old), Status::Failed(error) if *error.kind() == ErrorKind::Closed));
+    assert!(
+        world.ranks[0].is_idle(old) && world.ranks[0].held(old).count() == 0 && world.ranks[0].held(new).count() > 0
+    );
+}
+
 #[test]
 fn a_rank_that_stays_away_is_a_timeout_that_names_it() {
     for algorithm in algorithms() {
