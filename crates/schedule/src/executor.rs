@@ -137,6 +137,8 @@ impl<T: Transport, M: Memory + Default> Executor<T, M> {
             let place = &mut self.places[*index as usize];
             if now >= place.deadline
                 && let Some(operation) = place.operation.as_deref_mut()
+                // What has arrived is not missing.
+                && !operation.poll(&self.transport, true)
                 && operation.error().is_none()
             {
                 let error = operation.timeout();

@@ -129,6 +129,7 @@ fn a_rank_that_stays_away_is_a_timeout_that_names_it() {
         let errors: Vec<Error> = (0..3).map(|me| world.failure(me, tickets[me])).collect();
         assert!(errors.iter().all(|error| *error.kind() == ErrorKind::Timeout));
         assert!(errors.iter().any(|error| error.peers().contains(&3)), "{algorithm}: {errors:?}");
+        assert!(algorithm != Algorithm::Direct || errors.iter().all(|error| error.peers() == [3]), "{errors:?}");
         let text = errors[0].to_string();
         assert!(text.contains("all_reduce (call 1) on group (0,1,2,3) at rank 0 failed with Timeout"), "{text}");
     }
@@ -242,5 +243,7 @@ fn a_refused_start_leaves_nothing_behind() {
         let unsupported = matches!(error.kind(), ErrorKind::Unsupported { .. });
         assert_eq!(unsupported, algorithm != Algorithm::Direct, "{error}");
         assert_eq!((world.ranks[0].active(), world.ranks[0].transport().outstanding()), (0, 0));
-    }
+    } // Its place is used again.
+    let next = world.start(0, OpKind::Broadcast, 4, Algorithm::Direct, Duration::MAX);
+    assert!(format!("{next:?}").contains("index: 0"), "{next:?}");
 }
