@@ -62,7 +62,7 @@ pub struct Message {
 pub enum Fold {
     /// The contributions of all members in group order, at once: the call's operator with its scaling.
     Whole,
-    /// Contributions and partial results: the call's operator, which does not scale ([`super::Plan::folds_whole`]).
+    /// Contributions and partial results: the call's operator, which does not scale ([`super::Algorithm::folds_whole`]).
     Partial,
 }
 
