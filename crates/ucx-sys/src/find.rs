@@ -2,7 +2,7 @@
 
 use crate::functions::Functions;
 use libloading::Library;
-use std::ffi::{OsStr, c_uint};
+use std::ffi::{OsStr, c_char, c_uint, c_void};
 use std::fmt;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,23 @@ pub struct Ucx {
     pub library: PathBuf,
     /// Major, minor and patch version.
     pub version: (u32, u32, u32),
+    /// `ucs_log_push_handler`, which is not a part of the stable interface; none where it is missing.
+    pub push_log_handler: Option<unsafe extern "C" fn(LogHandler)>,
 }
+
+/// `ucs_log_func_t`: file, line, function, level, component, format and `va_list`. Returns 0 to keep the message from the handlers that were
+/// pushed before, 1 to pass it on.
+///
+/// A `va_list` is handed over as a pointer on the architectures that rankwise knows: x86-64 and AArch64.
+pub type LogHandler = unsafe extern "C" fn(
+    *const c_char,
+    c_uint,
+    *const c_char,
+    c_uint,
+    *const c_void,
+    *const c_char,
+    *mut c_void,
+) -> c_uint;
 
 impl Deref for Ucx {
     type Target = Functions;
@@ -143,9 +159,13 @@ fn resolve(library: Library, name: PathBuf) -> Result<Ucx, NotFound> {
         std::mem::forget(library);
         return Err(NotFound::Version { library: name, have });
     }
+    // SAFETY: the type of the function in this and all later versions so far.
+    let push_log_handler = unsafe { library.get(b"ucs_log_push_handler\0") }.ok().map(|found| *found);
     // SAFETY: each name has in this and all later versions the type that 1.13's headers give it.
     match unsafe { Functions::from_library(library) } {
-        Ok(functions) => Ok(Ucx { functions: Box::leak(Box::new(functions)), library: name, version: have }),
+        Ok(functions) => {
+            Ok(Ucx { functions: Box::leak(Box::new(functions)), library: name, version: have, push_log_handler })
+        }
         Err(error) => Err(NotFound::Incomplete { library: name, why: error.to_string() }),
     }
 }

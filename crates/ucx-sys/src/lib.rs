@@ -25,7 +25,7 @@ mod functions;
 mod layout;
 mod macros;
 
-pub use find::{Attempt, NotFound, OLDEST, Ucx, find};
+pub use find::{Attempt, LogHandler, NotFound, OLDEST, Ucx, find};
 pub use functions::Functions;
 pub use layout::*;
 pub use macros::{UCP_DT_BYTE, UCS_PTR_IS_ERR, UCS_PTR_IS_PTR, UCS_PTR_RAW_STATUS, ucp_dt_make_contig};
