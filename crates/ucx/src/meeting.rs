@@ -141,7 +141,11 @@ mod tests {
         });
         let errors: Vec<Error> = results.unwrap().into_iter().map(Result::unwrap_err).collect();
         assert_eq!((errors[0].kind(), errors[1].kind()), (&ErrorKind::NoBackend, &ErrorKind::Config));
-        assert!(errors[0].to_string().contains("rank 1 could not start UCX: no such device"), "{}", errors[0]);
+        assert!(
+            errors[0].to_string().contains("rank 1 could not start UCX: failed with Config: no such device"),
+            "{}",
+            errors[0]
+        );
         let results = World::threads(2, |world| {
             exchange(&world, Ok((settings((1, 13, 1)), vec![world.rank() as u8; 100 + 5000 * world.rank()])), long)
         });

@@ -195,17 +195,19 @@ impl UcxTransport {
     ///
     /// The memory is writable until the request is done.
     unsafe fn post_receive(&self, tag: u64, into: *mut u8, bytes: usize) -> Posted {
-        let mut info = ucp_tag_recv_info_t { sender_tag: 0, length: 0 };
         let mut param = self.parameters();
-        param.op_attr_mask |= ucp_op_attr_t::UCP_OP_ATTR_FIELD_RECV_INFO;
-        param.recv_info.tag_info = &mut info;
-        // SAFETY: the memory by the caller's promise; the place for the info is used before the function returns only.
-        let request =
+        // UCX 1.13 tells the length of what has arrived already only through a request.
+        param.op_attr_mask |= ucp_op_attr_t::UCP_OP_ATTR_FLAG_NO_IMM_CMPL;
+        // SAFETY: the memory by the caller's promise.
+        let mut request =
             unsafe { self.worker.ucx.ucp_tag_recv_nbx(self.worker.worker, into.cast(), bytes, tag, WHOLE, &param) };
-        if UCS_PTR_IS_PTR(request) {
-            return Posted::UnderWay(request);
+        if !UCS_PTR_IS_PTR(request) {
+            return Posted::Ended(UCS_PTR_RAW_STATUS(request), 0);
         }
-        Posted::Ended(UCS_PTR_RAW_STATUS(request), info.length)
+        match self.poll(&mut request, false) {
+            Some((status, length)) => Posted::Ended(status, length),
+            None => Posted::UnderWay(request),
+        }
     }
 
     /// What a status means for the rank at the other end; a receive that is too short is handled before.

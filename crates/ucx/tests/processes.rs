@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 const ROLE: &str = "RANKWISE_TEST_ROLE";
 const WATCHING: &str = "RANKWISE_TEST_WATCHING";
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_secs(20);
 
 /// `UCX_TLS`, or none for our own choice.
 const TRANSPORTS: [Option<&str>; 3] = [None, Some("shm,self"), Some("tcp")];
