@@ -58,7 +58,7 @@ pub struct Request {
     pub(crate) staging: Option<Box<Staging>>,
     /// The payload, as above.
     pub(crate) body: *mut c_void,
-    /// The payload is thrown away: it belongs to another call.
+    /// A payload of another call follows, to be thrown away.
     pub(crate) discards: bool,
     /// When the end was asked for.
     pub(crate) cancelled: Option<Duration>,

@@ -226,7 +226,10 @@ impl UcxTransport {
 
     /// Takes up a payload that has arrived behind no descriptor, or a message of its own.
     fn body_ended(&self, request: &mut Request, status: ucs_status_t, length: usize) {
-        if request.discards || (request.cancelled.is_some() && status != ucs_status_t::UCS_OK) {
+        if status == ucs_status_t::UCS_ERR_CANCELED {
+            self.discard_body(request);
+        }
+        if request.error.is_some() || (request.cancelled.is_some() && status != ucs_status_t::UCS_OK) {
             return;
         }
         let truncated = status == ucs_status_t::UCS_ERR_MESSAGE_TRUNCATED;
@@ -279,16 +282,27 @@ impl UcxTransport {
         }
     }
 
-    /// Ends a receive with an error, once its payload is out of the way. A sender that waits to have its payload taken is let go.
+    /// Ends a receive with an error, once UCX has let go of its memory. A sender that waits to have its payload taken is let go.
     #[cold]
     fn fail(&self, request: &mut Request, error: Error, body_follows: bool) {
         request.error.get_or_insert(error);
-        self.cancel_receive(request.body);
-        if body_follows && request.body.is_null() {
-            request.discards = true;
+        request.discards = body_follows;
+        if request.body.is_null() {
+            self.discard_body(request);
+        } else {
+            // Unless the payload is in the middle of arriving.
+            self.cancel_receive(request.body);
+        }
+    }
+
+    /// Takes the payload of another call out of the way, when it comes.
+    #[cold]
+    fn discard_body(&self, request: &mut Request) {
+        if std::mem::take(&mut request.discards) {
             // SAFETY: no memory.
             if let Posted::UnderWay(body) = unsafe { self.post_receive(request.tag, null_mut(), 0) } {
-                request.body = body;
+                self.discarded.under_way.borrow_mut().push(body);
+                self.discarded.any.set(true);
             }
         }
     }

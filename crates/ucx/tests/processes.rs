@@ -142,7 +142,7 @@ fn exchanges() {
     let transport = join();
     let (me, n) = (transport.world().rank(), transport.world().size());
     let mut sequence = 0;
-    for length in [0, 1, 8, 92, 4095, 4096, 4097, 8192, 100_001, 3 << 20] {
+    for length in [0, 1, 8, 92, 4095, 4096, 4097, 8192, 100_001, 1 << 20] {
         for words in [None, Some([length as u64, 2, 3])] {
             for late in [false, true] {
                 sequence += 1;
