@@ -8,6 +8,7 @@ use rankwise_world::launch::Launch;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 /// Names the launcher, with arguments, instead of the one that is found.
 pub(crate) const VARIABLE: &str = "RANKWISE_MPIRUN";
@@ -170,10 +171,27 @@ fn beside(maps: &str) -> Vec<PathBuf> {
 }
 
 /// What `PROGRAM --version` prints.
+///
+/// Nothing when it does not end in time.
 fn says(program: &str) -> Option<String> {
-    let found = Command::new(program).arg("--version").stdin(Stdio::null()).output().ok()?;
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut asked = command.spawn().ok()?;
+    let begun = Instant::now();
+    while asked.try_wait().ok()?.is_none() {
+        if begun.elapsed() >= PATIENCE {
+            let _ = asked.kill();
+            let _ = asked.wait();
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let found = asked.wait_with_output().ok()?;
     Some(String::from_utf8_lossy(&found.stdout).into_owned() + &String::from_utf8_lossy(&found.stderr))
 }
+
+/// How long a program may take to say its version.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What an MPI's launcher starts, with the arguments of the rank itself.
 #[derive(Args)]

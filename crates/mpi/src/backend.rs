@@ -165,7 +165,13 @@ impl<A: Api> MpiBackend<A> {
             library.succeeded(code)?;
             let mut members = members.assume_init();
             let create = || api.comm_create_group(all_ranks, members, tag, &mut comm);
-            let code = watch::starting("MPI_Comm_create_group", deadline, self.settings.on_stuck, create);
+            let code = watch::starting(
+                "MPI_Comm_create_group",
+                "though all members had come",
+                deadline,
+                self.settings.on_stuck,
+                create,
+            );
             api.group_free(&mut members);
             library.succeeded(code)?;
             library.succeeded(api.comm_set_errhandler(comm, api.errors_return()))?;

@@ -1,12 +1,16 @@
 //! The communicator that all others of a world are made from: a duplicate of MPI's own world, or of a communicator that the program has.
 
 use crate::api::{Api, Comm, Named, Request, Status};
+use crate::channel::lock;
 use crate::goodbye::Retired;
 use crate::library::Library;
 use crate::post::Post;
+use rankwise_core::backend::RawWork;
 use rankwise_core::{Error, ErrorKind, Result};
 use rankwise_world::{Bootstrap, FRAME};
+use std::any::Any;
 use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -19,8 +23,13 @@ pub(crate) struct Base<A: Api> {
     pub(crate) size: usize,
     pub(crate) post: Post<A>,
     pub(crate) retired: Mutex<Vec<Retired<A>>>,
+    /// Work whose handle is gone, and what its buffers live in, until MPI has finished with it.
+    detached: Mutex<Vec<Detached>>,
+    has_detached: AtomicBool,
     source: &'static str,
 }
+
+type Detached = (Box<dyn RawWork>, Box<dyn Any + Send>);
 
 // SAFETY: the handle is a name that any thread may use.
 unsafe impl<A: Api> Send for Base<A> {}
@@ -64,8 +73,36 @@ impl<A: Api> Base<A> {
             size,
             post: Post::default(),
             retired: Mutex::default(),
+            detached: Mutex::default(),
+            has_detached: AtomicBool::new(false),
             source,
         })
+    }
+}
+
+impl<A: Api> Base<A> {
+    /// Keeps work whose handle is gone, and what its buffers live in, until MPI has finished with it.
+    pub(crate) fn detach(&self, work: Box<dyn RawWork>, owned: Box<dyn Any + Send>) {
+        lock(&self.detached).push((work, owned));
+        self.has_detached.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets go of work that has finished meanwhile.
+    #[inline]
+    pub(crate) fn sweep(&self) {
+        if self.has_detached.load(Ordering::Relaxed) {
+            self.sweep_all();
+        }
+    }
+
+    #[cold]
+    fn sweep_all(&self) {
+        // Not under the lock: the end of work may be that of a communicator.
+        let mut kept = std::mem::take(&mut *lock(&self.detached));
+        kept.retain_mut(|(work, _)| matches!(work.test(), Ok(false)) || !work.cancel());
+        let mut all = lock(&self.detached);
+        all.append(&mut kept);
+        self.has_detached.store(!all.is_empty(), Ordering::Relaxed);
     }
 }
 
@@ -83,8 +120,8 @@ fn finish<A: Api>(library: &Library<A>, request: &mut Request<A>, limit: Duratio
         if begun.elapsed() >= limit {
             library.mark_broken();
             let message = format!(
-                "not all ranks of MPI came within {} s, and MPI does not say which; look at their output; RANKWISE_JOIN_TIMEOUT gives them \
-                 more time",
+                "not all ranks of MPI came within {:.1} s, and MPI does not say which; look at their output; RANKWISE_JOIN_TIMEOUT gives them \
+                 more time; this process can't try again, since MPI still waits",
                 limit.as_secs_f64()
             );
             return Err(Error::new(ErrorKind::Timeout, message).with_rank(rank));

@@ -12,10 +12,9 @@ use crate::queue;
 use crate::room::Room;
 use crate::watch::{Call, Watched};
 use crate::way::{self, Way};
-use rankwise_core::backend::{CommSpec, RawCall, RawWork};
+use rankwise_core::backend::{CommSpec, RawCall};
 use rankwise_core::{Capabilities, Determinism, Error, ErrorKind, OnStuck, OpKind, Result, Settings};
 use rankwise_world::{PeerStatus, World};
-use std::any::Any;
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -66,11 +65,6 @@ pub(crate) struct Channel<A: Api> {
     cause: Mutex<Option<Error>>,
     /// Of the blocking call that is running; there is one at a time.
     scratch: UnsafeCell<Scratch>,
-    /// Work whose handle is gone, and what its buffers live in.
-    ///
-    /// It holds the channel: unfinished, both stay for as long as the process does.
-    detached: Mutex<Vec<Detached>>,
-    has_detached: AtomicBool,
     /// Check mode: what waits for the members, in order.
     pub(crate) pending: Mutex<VecDeque<queue::Shared<A>>>,
     /// Check mode: messages so far to and from each member.
@@ -90,8 +84,6 @@ fn lost(gone: Vec<usize>) -> Error {
     let text = format!("the processes of the ranks {gone:?} have ended; look at their output");
     Error::new(ErrorKind::PeerLost, text).with_peers(gone)
 }
-
-type Detached = (Box<dyn RawWork>, Box<dyn Any + Send>);
 
 // SAFETY: the handle is a name that any thread may use.
 unsafe impl<A: Api> Send for Channel<A> {}
@@ -121,8 +113,6 @@ impl<A: Api> Channel<A> {
             broken: AtomicBool::new(false),
             cause: Mutex::new(None),
             scratch: UnsafeCell::default(),
-            detached: Mutex::default(),
-            has_detached: AtomicBool::new(false),
             pending: Mutex::default(),
             mail: Mutex::new(vec![(0, 0); members]),
             asked: Mutex::default(),
@@ -233,23 +223,6 @@ impl<A: Api> Channel<A> {
     fn unable(&self, error: Error) -> Error {
         self.library.mark_broken();
         self.poison(error)
-    }
-
-    /// Keeps work whose handle is gone, and what its buffers live in, until MPI has finished with it.
-    pub(crate) fn detach(&self, work: Box<dyn RawWork>, owned: Box<dyn Any + Send>) {
-        lock(&self.detached).push((work, owned));
-        self.has_detached.store(true, Ordering::Relaxed);
-    }
-
-    /// Lets go of work that has finished meanwhile.
-    pub(crate) fn sweep(&self) {
-        if !self.has_detached.load(Ordering::Relaxed) {
-            return;
-        }
-        let mut kept = std::mem::take(&mut *lock(&self.detached));
-        kept.retain_mut(|(work, _)| matches!(work.test(), Ok(false)) || !work.cancel());
-        self.has_detached.store(!kept.is_empty(), Ordering::Relaxed);
-        lock(&self.detached).append(&mut kept);
     }
 
     /// Runs a collective to its end.

@@ -27,7 +27,7 @@ impl<A: Api> MpiCommunicator<A> {
             self.0.base.collect();
         }
         self.0.usable()?;
-        self.0.sweep();
+        self.0.base.sweep();
         if self.0.spec.check && !matches!(calls, [RawCall { kind: OpKind::Send | OpKind::Recv, .. }]) {
             return Started::meet(&self.0, calls, deadline, self.enforces());
         }
@@ -44,7 +44,7 @@ impl<A: Api> MpiCommunicator<A> {
         let _inside = end::enter()?;
         self.0.base.collect();
         self.0.usable()?;
-        self.0.sweep();
+        self.0.base.sweep();
         if matches!(calls, [RawCall { kind: OpKind::Send | OpKind::Recv, .. }]) {
             // SAFETY: the caller's promise.
             let message = unsafe { Started::start(&self.0, calls, deadline, true) }?;
@@ -65,7 +65,7 @@ impl<A: Api> MpiCommunicator<A> {
         // Before the communicator is looked at, see `end`.
         let _noted = channel.call.note(call.kind, sequence, deadline);
         channel.usable()?;
-        channel.sweep();
+        channel.base.sweep();
         // SAFETY: the caller's promise.
         let result = unsafe {
             match call.kind {
@@ -163,7 +163,7 @@ unsafe impl<A: Api> RawCommunicator for MpiCommunicator<A> {
 impl<A: Api> Drop for MpiCommunicator<A> {
     fn drop(&mut self) {
         if let Ok(_inside) = end::enter() {
-            self.0.sweep();
+            self.0.base.sweep();
         }
     }
 }

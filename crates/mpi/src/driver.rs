@@ -23,6 +23,8 @@ pub(crate) struct MpiDriver<A: Api> {
     /// Finds the library.
     pub(crate) find: fn() -> Result<A>,
     pub(crate) state: &'static Mutex<State<A>>,
+    /// Held while the world of all ranks is made, which is collective; the state is not.
+    pub(crate) making: &'static Mutex<()>,
     /// What ends MPI when the process does.
     pub(crate) at_exit: fn(),
 }
@@ -30,9 +32,9 @@ pub(crate) struct MpiDriver<A: Api> {
 /// What this process has of an MPI.
 pub(crate) struct State<A: Api> {
     pub(crate) library: Option<Arc<Library<A>>>,
-    /// Of all ranks.
-    base: Option<Arc<Base<A>>>,
-    world: Option<World>,
+    /// Of all ranks, or why not: it can't be tried again, since MPI still waits for those who did not come.
+    base: Option<Result<Arc<Base<A>>>>,
+    world: Option<Result<World>>,
     /// Of worlds that were made from communicators, by their job.
     others: Vec<(u128, Arc<Base<A>>)>,
 }
@@ -44,13 +46,14 @@ impl<A: Api> State<A> {
 
     /// Of all worlds.
     pub(crate) fn bases(&self) -> impl Iterator<Item = &Base<A>> {
-        self.base.iter().chain(self.others.iter().map(|(_, base)| base)).map(|base| &**base)
+        self.base.iter().flatten().chain(self.others.iter().map(|(_, base)| base)).map(|base| &**base)
     }
 }
 
 impl<A: Api> MpiDriver<A> {
     /// The library, started if it is not yet.
-    fn library(&self, state: &mut State<A>, settings: &Settings) -> Result<Arc<Library<A>>> {
+    fn library(&self, settings: &Settings) -> Result<Arc<Library<A>>> {
+        let mut state = lock(self.state);
         if let Some(library) = &state.library {
             drop(end::enter()?);
             return Ok(library.clone());
@@ -63,19 +66,18 @@ impl<A: Api> MpiDriver<A> {
         Ok(library)
     }
 
-    /// All ranks of MPI.
-    fn all_ranks(&self, state: &mut State<A>, settings: &Settings) -> Result<Arc<Base<A>>> {
-        if let Some(base) = &state.base {
-            drop(end::enter()?);
-            return Ok(base.clone());
+    /// All ranks of MPI. The caller holds `making`.
+    fn all_ranks(&self, settings: &Settings) -> Result<Arc<Base<A>>> {
+        let library = self.library(settings)?;
+        if let Some(made) = lock(self.state).base.clone() {
+            return made;
         }
-        let library = self.library(state, settings)?;
         let _inside = end::enter()?;
-        let limit = settings.join_timeout;
         // SAFETY: MPI is initialised, so its world exists.
-        let base = Arc::new(unsafe { Base::of(&library, library.api.comm_world(), ALL_RANKS, limit) }?);
-        state.base = Some(base.clone());
-        Ok(base)
+        let base = unsafe { Base::of(&library, library.api.comm_world(), ALL_RANKS, settings.join_timeout) };
+        let base = base.map(Arc::new);
+        lock(self.state).base = Some(base.clone());
+        base
     }
 
     /// The world of a communicator's ranks. Collective over them.
@@ -84,9 +86,8 @@ impl<A: Api> MpiDriver<A> {
     ///
     /// The handle is of a communicator that exists.
     pub(crate) unsafe fn world_of(&self, communicator: Comm<A>) -> Result<World> {
-        let mut state = lock(self.state);
         let settings = Config::new().resolve()?;
-        let library = self.library(&mut state, &settings)?;
+        let library = self.library(&settings)?;
         let _inside = end::enter()?;
         let mut between = 0;
         // SAFETY: the caller's promise.
@@ -99,7 +100,7 @@ impl<A: Api> MpiDriver<A> {
         // SAFETY: the caller's promise, and it is an intracommunicator.
         let base = Arc::new(unsafe { Base::of(&library, communicator, SOME_RANKS, settings.join_timeout) }?);
         let world = World::bootstrap(base.as_ref())?;
-        state.others.push((world.job(), base));
+        lock(self.state).others.push((world.job(), base));
         Ok(world)
     }
 }
@@ -122,11 +123,11 @@ impl<A: Api> Driver for MpiDriver<A> {
 
     /// MPI says who the ranks are, and how they find each other.
     fn world(&self) -> Result<World> {
-        let mut state = lock(self.state);
-        if let Some(world) = &state.world {
-            return Ok(world.clone());
+        let _making = lock(self.making);
+        if let Some(world) = &lock(self.state).world {
+            return world.clone();
         }
-        let base = self.all_ranks(&mut state, &Config::new().resolve()?)?;
+        let base = self.all_ranks(&Config::new().resolve()?)?;
         let _inside = end::enter()?;
         if base.size == 1 {
             match announced().filter(|claim| claim.size > 1) {
@@ -134,9 +135,9 @@ impl<A: Api> Driver for MpiDriver<A> {
                 None => tracing::info!("MPI has one rank: this is a world of one"),
             }
         }
-        let world = World::bootstrap(base.as_ref())?;
-        state.world = Some(world.clone());
-        Ok(world)
+        let world = World::bootstrap(base.as_ref());
+        lock(self.state).world = Some(world.clone());
+        world
     }
 
     fn join(&self, world: &World, config: &Config) -> Result<Arc<dyn RawBackend>> {
@@ -154,11 +155,13 @@ impl<A: Api> Driver for MpiDriver<A> {
         let everybody = Group::world(world.size());
         let key = format!("{}/join", self.name);
         world.store().exchange(&key, "joining MPI", &everybody, &[], Attachment::None, settings.join_timeout)?;
-        let mut state = lock(self.state);
-        let known = state.others.iter().find(|(job, _)| *job == world.job()).map(|(_, base)| base.clone());
+        let known = lock(self.state).others.iter().find(|(job, _)| *job == world.job()).map(|(_, base)| base.clone());
         let base = match known {
             Some(base) => base,
-            None => self.all_ranks(&mut state, &settings)?,
+            None => {
+                let _making = lock(self.making);
+                self.all_ranks(&settings)?
+            }
         };
         // The launcher's ranks are MPI's only when the program runs the MPI of that launcher.
         if (base.rank, base.size) != (world.rank(), world.size()) {

@@ -11,6 +11,7 @@ use crate::library::Library;
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::ptr::from_mut;
+use std::time::Instant;
 
 /// Tag of the messages.
 const GOODBYE: c_int = 6;
@@ -22,6 +23,8 @@ pub(crate) struct Left {
     pub(crate) member: usize,
     /// How many collective calls it has made.
     pub(crate) collectives: u64,
+    /// When this rank heard of it.
+    pub(crate) heard: Instant,
     /// MPI may still have calls of it, whose messages can come later: the communicator is not to be freed.
     keep: bool,
 }
@@ -59,7 +62,7 @@ pub(crate) fn hear<A: Api>(library: &Library<A>, comm: Comm<A>, mut left: impl F
             let place = from_mut(&mut said).cast();
             api.mrecv(place, 3, library.named(Named::U64), message.as_mut_ptr(), &mut status);
         }
-        left(Left { member: said[0] as usize, collectives: said[1], keep: said[2] != 0 });
+        left(Left { member: said[0] as usize, collectives: said[1], heard: Instant::now(), keep: said[2] != 0 });
     }
 }
 

@@ -59,7 +59,8 @@ pub(crate) enum Plan {
     /// As one collective in units of so many bytes.
     Units(OpKind, usize),
     /// As collectives on parts of what belongs to each member, or of the whole when that belongs to all.
-    Parts { kind: OpKind, counts: Vec<usize>, elem_size: usize, me: usize },
+    /// Of a reduce-scatter in place `own` is a copy of this rank's part, else null.
+    Parts { kind: OpKind, counts: Vec<usize>, elem_size: usize, me: usize, own: *const u8 },
     /// As messages between the root and the others, of so many bytes.
     Messages { kind: OpKind, bytes: Vec<usize>, me: usize },
 }
@@ -91,7 +92,7 @@ pub(crate) fn movement<A: Api>(
     }
     if kind == OpKind::Broadcast {
         let counts = vec![way.arguments.count];
-        return Ok(way.by(Plan::Parts { kind, counts, elem_size: 1, me }, ints));
+        return Ok(way.by(Plan::Parts { kind, counts, elem_size: 1, me, own: std::ptr::null() }, ints));
     }
     let (send, recv) = (call.counts.send, call.counts.recv);
     let is_even = send.is_empty() && recv.is_empty();
@@ -103,7 +104,9 @@ pub(crate) fn movement<A: Api>(
     }
     let bytes = |counts: &[usize]| counts.iter().map(|count| count * elem_size).collect();
     match kind {
-        OpKind::AllGatherV => Ok(way.by(Plan::Parts { kind, counts: bytes(recv), elem_size: 1, me }, ints)),
+        OpKind::AllGatherV => {
+            Ok(way.by(Plan::Parts { kind, counts: bytes(recv), elem_size: 1, me, own: std::ptr::null() }, ints))
+        }
         OpKind::GatherV => Ok(way.by(Plan::Messages { kind, bytes: bytes(recv), me }, ints)),
         OpKind::ScatterV => Ok(way.by(Plan::Messages { kind, bytes: bytes(send), me }, ints)),
         _ if ints.fill(call, elem_size) <= MOST => Ok(way),
@@ -142,12 +145,17 @@ pub(crate) unsafe fn reduction<A: Api>(
         OpKind::ReduceScatterV => call.counts.send.to_vec(),
         _ => vec![call.count],
     };
+    let mut own = std::ptr::null();
     if matches!(way.after, After::Move { .. }) {
-        // Each member's part is reduced where it lies.
+        // Each member's part is reduced to where it lies.
         way.arguments.dst = address(&call.dst, 1);
+        way.arguments.in_place = false;
         way.after = After::Nothing;
+        let (before, bytes) = (counts[..me].iter().sum::<usize>() * call.elem_size, counts[me] * call.elem_size);
+        // SAFETY: the caller's promise: the part is in the source.
+        own = unsafe { way::copied(call.src.ptr.add(before), bytes, room) }?;
     }
-    Ok(way.by(Plan::Parts { kind, counts, elem_size: call.elem_size, me }, ints))
+    Ok(way.by(Plan::Parts { kind, counts, elem_size: call.elem_size, me, own }, ints))
 }
 
 /// Runs or starts calls of MPI, one after the other.
@@ -197,7 +205,7 @@ pub(crate) unsafe fn launch<A: Api>(
         (Some(Plan::Units(kind, bytes)), _) => with_type(library, *bytes, |datatype| {
             run(&mut starter, *kind, root, Arguments { datatype, ..way.arguments })
         }),
-        (Some(Plan::Parts { kind, counts, elem_size, me }), _) => {
+        (Some(Plan::Parts { kind, counts, elem_size, me, own }), _) => {
             let whole = &way.arguments;
             if *kind == OpKind::AllGatherV && !whole.in_place {
                 let before: usize = counts[..*me].iter().sum();
@@ -215,8 +223,9 @@ pub(crate) unsafe fn launch<A: Api>(
                             piece.dst = whole.dst.wrapping_add(part.within * elem_size);
                             if !mine {
                                 piece.dst = address(&RawBuf::NONE, 1);
+                            } else if !own.is_null() {
+                                piece.src = own.wrapping_add(part.within * elem_size);
                             }
-                            piece.in_place &= mine;
                             (OpKind::Reduce, part.owner)
                         }
                         OpKind::AllGatherV => (OpKind::Broadcast, part.owner),

@@ -215,7 +215,13 @@ fn initialise<A: Api>(api: &A, constants: &Constants, version: &str, settings: &
     if initialised == 0 {
         // SAFETY: not initialised; MPI may be started without the program's arguments.
         let init = || unsafe { api.init_thread(null_mut(), null_mut(), constants.thread_multiple, &mut provided) };
-        let code = crate::watch::starting("MPI_Init_thread", settings.join_timeout, settings.on_stuck, init);
+        let code = crate::watch::starting(
+            "MPI_Init_thread",
+            "so some rank of the job has not started MPI (RANKWISE_JOIN_TIMEOUT gives it more time)",
+            settings.join_timeout,
+            settings.on_stuck,
+            init,
+        );
         succeeded(api, constants, version, code)?;
         OURS.store(true, Ordering::Relaxed);
     } else {

@@ -153,6 +153,8 @@ functions!(forward);
 
 static STATE: Mutex<State<Linked>> = Mutex::new(State::new());
 
+static MAKING: Mutex<()> = Mutex::new(());
+
 extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     library::end(&STATE, status);
 }
@@ -162,6 +164,7 @@ static DRIVER: MpiDriver<Linked> = MpiDriver {
     description: "the MPI this program was built with; ranks are started by its mpirun",
     find: || Ok(Linked),
     state: &STATE,
+    making: &MAKING,
     at_exit: || library::at_exit(at_exit),
 };
 

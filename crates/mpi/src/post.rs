@@ -101,6 +101,7 @@ impl<A: Api> Base<A> {
 
     /// Takes in what has come.
     pub(crate) fn collect(&self) {
+        self.sweep();
         self.free_retired();
         let (api, any) = (&self.library.api, self.library.constants.any_source);
         loop {

@@ -235,6 +235,8 @@ fn find() -> Result<Standard> {
 
 static STATE: Mutex<State<Standard>> = Mutex::new(State::new());
 
+static MAKING: Mutex<()> = Mutex::new(());
+
 extern "C" fn at_exit(status: c_int, _: *mut c_void) {
     library::end(&STATE, status);
 }
@@ -244,6 +246,7 @@ static DRIVER: MpiDriver<Standard> = MpiDriver {
     description: "an MPI with the standard ABI, found at run time; ranks are started by its mpirun",
     find,
     state: &STATE,
+    making: &MAKING,
     at_exit: || library::at_exit(at_exit),
 };
 

@@ -173,15 +173,20 @@ impl Entry {
 }
 
 /// Runs what may wait in MPI for other processes before there is a communicator to watch.
-pub(crate) fn starting<R>(what: &'static str, limit: Duration, on_stuck: OnStuck, f: impl FnOnce() -> R) -> R {
+pub(crate) fn starting<R>(
+    what: &'static str,
+    hint: &'static str,
+    limit: Duration,
+    on_stuck: OnStuck,
+    f: impl FnOnce() -> R,
+) -> R {
     let (finished, waits) = std::sync::mpsc::channel::<()>();
     let watch = std::thread::Builder::new().name("rankwise-mpi-start".into()).spawn(move || {
         if waits.recv_timeout(limit) != Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
             return;
         }
         let text = format!(
-            "rankwise: {what} has not come back for {:.1} s, so some rank of the job has not started MPI; MPI can't be stopped; \
-             RANKWISE_JOIN_TIMEOUT gives it more time",
+            "rankwise: {what} has not come back for {:.1} s, {hint}; MPI can't be stopped",
             limit.as_secs_f64()
         );
         match on_stuck {

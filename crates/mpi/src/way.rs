@@ -120,6 +120,11 @@ pub(crate) unsafe fn reduction<A: Api>(
     let scatters = matches!(call.kind, OpKind::ReduceScatter | OpKind::ReduceScatterV);
     if !scatters {
         way.arguments.in_place = call.src.ptr == call.dst.ptr && call.src.bytes > 0;
+        if way.arguments.in_place && call.kind == OpKind::Reduce && call.root != 0 {
+            // SAFETY: the caller's promise.
+            way.arguments.src = unsafe { copied(call.src.ptr, call.src.bytes, room) }?;
+            way.arguments.in_place = false;
+        }
     } else if is_inside(call) {
         // MPI takes the input from the result's buffer and leaves the result at its start.
         way.arguments.in_place = true;
@@ -127,6 +132,19 @@ pub(crate) unsafe fn reduction<A: Api>(
         way.after = After::Move { from: call.src.ptr, bytes: call.dst.bytes, dst: call.dst.ptr };
     }
     Ok(way)
+}
+
+/// A copy of the input of a reduction in place to another rank than 0: MPICH 4.0 crashes when that is given as `MPI_IN_PLACE` and has more than
+/// some thousand bytes.
+///
+/// # Safety
+///
+/// The input is readable.
+pub(crate) unsafe fn copied(input: *const u8, bytes: usize, room: &mut Room) -> Result<*const u8> {
+    let copy = room.of(bytes)?;
+    // SAFETY: the caller's promise; the copy is as long and apart.
+    unsafe { std::ptr::copy_nonoverlapping(input, copy, bytes) };
+    Ok(copy)
 }
 
 /// Two places that nobody reads or writes.
@@ -164,6 +182,8 @@ fn movement<A: Api>(
         most = ints.fill(call, call.elem_size);
     } else if call.kind == OpKind::Scatter {
         most = call.dst.bytes * n;
+    } else if call.kind == OpKind::Gather {
+        most = call.src.bytes * n;
     }
     let way = moved(library, call, me);
     if most > library.most { large::movement(library, call, (n, me), way, ints) } else { Ok(way) }

@@ -16,6 +16,9 @@ use std::time::{Duration, Instant};
 /// Looks at the request before the processor is handed over.
 const SPINS: u32 = 2_000;
 
+/// How long the last message of a member that has left may take after its goodbye; it had handed the message over completely.
+const LAST_MESSAGE: Duration = Duration::from_secs(1);
+
 /// Several calls that were started as one.
 pub(crate) struct Started<A: Api> {
     channel: Arc<Channel<A>>,
@@ -141,9 +144,11 @@ impl<A: Api> Started<A> {
             return Ok(());
         }
         let senders: Vec<usize> = self.flights.iter().filter_map(Flight::sender).collect();
-        let is_missed = |left: &Left| left.collectives < self.collective || senders.contains(&left.member);
+        // A member's last message is matched before its goodbye is, but may take longer to arrive.
+        let is_missed = |left: &Left| {
+            left.collectives < self.collective || senders.contains(&left.member) && left.heard.elapsed() >= LAST_MESSAGE
+        };
         match self.channel.left().into_iter().find(is_missed) {
-            // What a member sent before it left has come by now.
             Some(_) if self.poll()? => Ok(()),
             Some(left) => Err(self.channel.left_by(left.member)),
             None => Ok(()),
@@ -309,6 +314,6 @@ unsafe impl<A: Api> RawWork for Started<A> {
 
     fn detach(self: Box<Self>, owned: Box<dyn Any + Send>) {
         let channel = self.channel.clone();
-        channel.detach(self, owned);
+        channel.base.detach(self, owned);
     }
 }
