@@ -123,7 +123,7 @@ fn sends_and_receives_beside_a_collective() {
     let group = Group::world(2);
     let mut ranks = world(2, Settings { eager: 0, ..Settings::default() });
     let mut values = [[1, 2, 3], [10, 20, 30]];
-    let mut letters = [[7], [0]];
+    let mut letters = [vec![7], vec![0]];
     let mut tickets = Vec::new();
     for (me, rank) in ranks.iter_mut().enumerate() {
         let mut message = RawCall::new(if me == 0 { OpKind::Send } else { OpKind::Recv }, DType::I32, 1);
@@ -144,7 +144,7 @@ fn sends_and_receives_beside_a_collective() {
     for (rank, tickets) in ranks.iter().zip(tickets) {
         assert!(tickets.into_iter().all(|ticket| matches!(rank.status(ticket), Status::Done)));
     }
-    assert_eq!((values, letters), ([[11, 22, 33]; 2], [[7]; 2]));
+    assert_eq!((values, letters), ([[11, 22, 33]; 2], [vec![7], vec![7]]));
 }
 
 #[test]
