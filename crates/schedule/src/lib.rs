@@ -54,6 +54,7 @@ mod memory;
 mod operation;
 pub mod plan;
 pub mod select;
+pub mod sim;
 pub mod transport;
 
 pub use executor::{Executor, Start, Status, Ticket};
