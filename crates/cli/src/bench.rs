@@ -47,6 +47,8 @@ mod workload;
 pub(crate) use args::BenchArgs;
 pub(crate) use command::BenchCommand;
 use command::Part;
+pub(crate) use pictures::{AgainstRanks, against_ranks};
+pub(crate) use size::list as sizes;
 
 use std::process::ExitCode;
 

@@ -13,6 +13,8 @@ mod launch;
 #[cfg(target_os = "linux")]
 mod mpirun;
 #[cfg(target_os = "linux")]
+mod simulate;
+#[cfg(target_os = "linux")]
 mod token;
 
 use clap::{Parser, Subcommand};
@@ -47,6 +49,8 @@ enum Command {
     /// Test backends against the contract
     #[cfg(target_os = "linux")]
     Conformance(Box<conformance::Conformance>),
+    #[cfg(target_os = "linux")]
+    Simulate(Box<simulate::Simulate>),
     /// One rank of `conformance`
     #[cfg(target_os = "linux")]
     #[command(name = conformance::RANK_SUBCOMMAND, hide = true)]
@@ -81,6 +85,8 @@ fn main() -> ExitCode {
         Command::Conformance(command) => command.run(),
         #[cfg(target_os = "linux")]
         Command::ConformanceRank => conformance::run_rank(),
+        #[cfg(target_os = "linux")]
+        Command::Simulate(command) => command.run(),
         Command::Info(command) => command.run(),
     }
 }

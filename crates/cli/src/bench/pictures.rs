@@ -14,6 +14,7 @@ mod files;
 mod heat;
 mod legend;
 mod lines;
+mod ranks;
 mod sheet;
 mod svg;
 mod tables;
@@ -21,3 +22,4 @@ mod units;
 
 pub(crate) use figures::{Figures, WorkloadTimes, title};
 pub(crate) use files::PictureFiles;
+pub(crate) use ranks::{AgainstRanks, against_ranks};
