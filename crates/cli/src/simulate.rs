@@ -199,8 +199,9 @@ impl Simulate {
             writeln!(out, "{:#}", json!({ "network": self.network.as_json(), "rows": rows }))?;
         }
         if let Some(path) = &self.svg {
-            std::fs::write(path, picture(&rows))
-                .map_err(|error| Failure::Other(format!("--svg {}: {error}; choose a writable place", path.display())))?;
+            std::fs::write(path, picture(&rows)).map_err(|error| {
+                Failure::Other(format!("--svg {}: {error}; choose a writable place", path.display()))
+            })?;
         }
         Ok(())
     }

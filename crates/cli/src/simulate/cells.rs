@@ -148,8 +148,14 @@ impl Cell {
         let each = Cost::of(algorithm, self.kind, self.ranks, 1).map_or(0, |cost| cost.messages as u64);
         let one_root = self.kind.has_root() && algorithm != Algorithm::TwoShot;
         let all = if one_root { n } else { n * each } * chunks as u64;
-        let together = matches!(algorithm, Algorithm::Direct | Algorithm::TwoShot) && !one_root;
-        (all, if together { n * n } else { n })
+        let at_once = match algorithm {
+            _ if one_root => n,
+            Algorithm::Direct | Algorithm::TwoShot => n * n,
+            // Its rounds have as many copies.
+            Algorithm::Bruck if self.kind == OpKind::AllToAll => n * n / 16,
+            _ => n,
+        };
+        (all, at_once)
     }
 
     /// Runs it, unless it takes too many messages.
@@ -160,7 +166,7 @@ impl Cell {
         let cost = Cost::of(self.choice.algorithm, self.kind, self.ranks, call.count).filter(|_| plan.chunks() == 1);
         let formula_us = cost.map(|cost| model.formula(cost, call.elem_size).as_nanos() as f64 / 1e3);
         let run = if at_once > MOST_AT_ONCE {
-            Run::LeftOut(format!("{} messages at once don't fit into memory", at_once))
+            Run::LeftOut("too many messages at once for memory".into())
         } else if all > most {
             Run::LeftOut(format!("{all} messages; raise --most-messages"))
         } else {

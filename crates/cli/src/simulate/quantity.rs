@@ -41,7 +41,11 @@ pub(super) fn speed(text: &str) -> Result<f64, String> {
         _ => return Err(wrong()),
     };
     let value = number.parse::<f64>().map_err(|_| wrong())? * bytes;
-    if (1.0..1e18).contains(&value) { Ok(value) } else { Err("choose a speed from 1 byte to 10^18 bytes a second".into()) }
+    if (1.0..1e18).contains(&value) {
+        Ok(value)
+    } else {
+        Err("choose a speed from 1 byte to 10^18 bytes a second".into())
+    }
 }
 
 /// Number and unit.
@@ -56,7 +60,9 @@ mod tests {
 
     #[test]
     fn times() {
-        for (text, nanoseconds) in [("2us", 2000), ("0.5us", 500), ("300 ns", 300), ("1ms", 1_000_000), ("0", 0), ("1s", 1_000_000_000)] {
+        for (text, nanoseconds) in
+            [("2us", 2000), ("0.5us", 500), ("300 ns", 300), ("1ms", 1_000_000), ("0", 0), ("1s", 1_000_000_000)]
+        {
             assert_eq!(time(text), Ok(Duration::from_nanos(nanoseconds)), "{text}");
         }
         for wrong in ["", "2", "us", "-2us", "2 hours", "2s", "1.2.3us", "\u{b5}s"] {

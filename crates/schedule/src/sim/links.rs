@@ -42,8 +42,7 @@ impl Links {
         Links { free: vec![0; 2 * (hosts + racks + ranks)], hosts, racks, ranks }
     }
 
-    /// Lets a message whose first byte is at its next link pass it: a link takes messages one after the other, in the order in which they come. Others don't
-    /// wait for a message that comes slowly.
+    /// Lets a message whose first byte is at its next link pass it. A link works through what passes in the order in which it comes; bytes go on as they come.
     pub(super) fn pass(
         &mut self,
         model: &Model,
@@ -53,14 +52,17 @@ impl Links {
         passage: &mut Passage,
     ) -> Passed {
         let hop = self.hop(model, from, to, passage.hop);
-        let start = now.max(self.free[hop.link]);
-        let taken = start.saturating_add(transfer(bytes, hop.speed));
+        let time = transfer(bytes, hop.speed);
+        let taken = now.max(self.free[hop.link]).saturating_add(time);
         self.free[hop.link] = taken;
         passage.hop += 1;
-        let last = taken.max(passage.last);
+        // A fast link takes its share of the work while the message comes slowly: only work that is behind then makes it wait.
+        let alone = passage.last.max(now.saturating_add(time));
+        let last = passage.last.max(taken);
+        let waited = last - alone;
         let next = (passage.hop < hops(model, from, to)).then(|| self.hop(model, from, to, passage.hop).latency);
         passage.last = last.saturating_add(next.unwrap_or(0));
-        Passed { taken: last, next: next.map(|latency| start.saturating_add(latency)) }
+        Passed { taken: last, next: next.map(|latency| now.saturating_add(waited).saturating_add(latency)) }
     }
 
     fn hop(&self, model: &Model, from: usize, to: usize, index: u8) -> Hop {

@@ -83,8 +83,7 @@ impl Model {
     /// `Config` when a value makes no sense.
     pub fn check(&self, ranks: usize) -> Result<()> {
         let speeds = [self.bandwidth, self.uplink, self.host_bandwidth, self.copy, self.reduce];
-        let times =
-            [self.latency, self.rack_latency, self.send_overhead, self.receive_overhead, self.host_latency];
+        let times = [self.latency, self.rack_latency, self.send_overhead, self.receive_overhead, self.host_latency];
         let wrong = if ranks == 0 || ranks > MAX_RANKS {
             format!("{ranks} ranks can't be simulated; choose 1 to {MAX_RANKS}")
         } else if self.ranks_per_host == 0 || self.hosts_per_rack == 0 {
