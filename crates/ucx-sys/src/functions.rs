@@ -31,15 +31,12 @@ pub struct Functions {
         context_p: *mut ucp_context_h,
     ) -> ucs_status_t,
     pub ucp_cleanup: unsafe extern "C" fn(context_p: ucp_context_h),
-    pub ucp_context_query:
-        unsafe extern "C" fn(context_p: ucp_context_h, attr: *mut ucp_context_attr_t) -> ucs_status_t,
     pub ucp_worker_create: unsafe extern "C" fn(
         context: ucp_context_h,
         params: *const ucp_worker_params_t,
         worker_p: *mut ucp_worker_h,
     ) -> ucs_status_t,
     pub ucp_worker_destroy: unsafe extern "C" fn(worker: ucp_worker_h),
-    pub ucp_worker_query: unsafe extern "C" fn(worker: ucp_worker_h, attr: *mut ucp_worker_attr_t) -> ucs_status_t,
     pub ucp_worker_get_address: unsafe extern "C" fn(
         worker: ucp_worker_h,
         address_p: *mut *mut ucp_address_t,
@@ -112,10 +109,8 @@ impl Functions {
         let ucp_get_version_string = __library.get(b"ucp_get_version_string\0").map(|sym| *sym)?;
         let ucp_init_version = __library.get(b"ucp_init_version\0").map(|sym| *sym)?;
         let ucp_cleanup = __library.get(b"ucp_cleanup\0").map(|sym| *sym)?;
-        let ucp_context_query = __library.get(b"ucp_context_query\0").map(|sym| *sym)?;
         let ucp_worker_create = __library.get(b"ucp_worker_create\0").map(|sym| *sym)?;
         let ucp_worker_destroy = __library.get(b"ucp_worker_destroy\0").map(|sym| *sym)?;
-        let ucp_worker_query = __library.get(b"ucp_worker_query\0").map(|sym| *sym)?;
         let ucp_worker_get_address = __library.get(b"ucp_worker_get_address\0").map(|sym| *sym)?;
         let ucp_worker_release_address = __library.get(b"ucp_worker_release_address\0").map(|sym| *sym)?;
         let ucp_worker_progress = __library.get(b"ucp_worker_progress\0").map(|sym| *sym)?;
@@ -144,10 +139,8 @@ impl Functions {
             ucp_get_version_string,
             ucp_init_version,
             ucp_cleanup,
-            ucp_context_query,
             ucp_worker_create,
             ucp_worker_destroy,
-            ucp_worker_query,
             ucp_worker_get_address,
             ucp_worker_release_address,
             ucp_worker_progress,
@@ -168,9 +161,11 @@ impl Functions {
             ucp_worker_flush_nbx,
         })
     }
+    #[inline]
     pub unsafe fn ucs_status_string(&self, status: ucs_status_t) -> *const ::core::ffi::c_char {
         (self.ucs_status_string)(status)
     }
+    #[inline]
     pub unsafe fn ucp_config_read(
         &self,
         env_prefix: *const ::core::ffi::c_char,
@@ -179,9 +174,11 @@ impl Functions {
     ) -> ucs_status_t {
         (self.ucp_config_read)(env_prefix, filename, config_p)
     }
+    #[inline]
     pub unsafe fn ucp_config_release(&self, config: *mut ucp_config_t) {
         (self.ucp_config_release)(config)
     }
+    #[inline]
     pub unsafe fn ucp_config_modify(
         &self,
         config: *mut ucp_config_t,
@@ -190,6 +187,7 @@ impl Functions {
     ) -> ucs_status_t {
         (self.ucp_config_modify)(config, name, value)
     }
+    #[inline]
     pub unsafe fn ucp_get_version(
         &self,
         major_version: *mut ::core::ffi::c_uint,
@@ -198,9 +196,11 @@ impl Functions {
     ) {
         (self.ucp_get_version)(major_version, minor_version, release_number)
     }
+    #[inline]
     pub unsafe fn ucp_get_version_string(&self) -> *const ::core::ffi::c_char {
         (self.ucp_get_version_string)()
     }
+    #[inline]
     pub unsafe fn ucp_init_version(
         &self,
         api_major_version: ::core::ffi::c_uint,
@@ -211,12 +211,11 @@ impl Functions {
     ) -> ucs_status_t {
         (self.ucp_init_version)(api_major_version, api_minor_version, params, config, context_p)
     }
+    #[inline]
     pub unsafe fn ucp_cleanup(&self, context_p: ucp_context_h) {
         (self.ucp_cleanup)(context_p)
     }
-    pub unsafe fn ucp_context_query(&self, context_p: ucp_context_h, attr: *mut ucp_context_attr_t) -> ucs_status_t {
-        (self.ucp_context_query)(context_p, attr)
-    }
+    #[inline]
     pub unsafe fn ucp_worker_create(
         &self,
         context: ucp_context_h,
@@ -225,12 +224,11 @@ impl Functions {
     ) -> ucs_status_t {
         (self.ucp_worker_create)(context, params, worker_p)
     }
+    #[inline]
     pub unsafe fn ucp_worker_destroy(&self, worker: ucp_worker_h) {
         (self.ucp_worker_destroy)(worker)
     }
-    pub unsafe fn ucp_worker_query(&self, worker: ucp_worker_h, attr: *mut ucp_worker_attr_t) -> ucs_status_t {
-        (self.ucp_worker_query)(worker, attr)
-    }
+    #[inline]
     pub unsafe fn ucp_worker_get_address(
         &self,
         worker: ucp_worker_h,
@@ -239,21 +237,27 @@ impl Functions {
     ) -> ucs_status_t {
         (self.ucp_worker_get_address)(worker, address_p, address_length_p)
     }
+    #[inline]
     pub unsafe fn ucp_worker_release_address(&self, worker: ucp_worker_h, address: *mut ucp_address_t) {
         (self.ucp_worker_release_address)(worker, address)
     }
+    #[inline]
     pub unsafe fn ucp_worker_progress(&self, worker: ucp_worker_h) -> ::core::ffi::c_uint {
         (self.ucp_worker_progress)(worker)
     }
+    #[inline]
     pub unsafe fn ucp_worker_get_efd(&self, worker: ucp_worker_h, fd: *mut ::core::ffi::c_int) -> ucs_status_t {
         (self.ucp_worker_get_efd)(worker, fd)
     }
+    #[inline]
     pub unsafe fn ucp_worker_arm(&self, worker: ucp_worker_h) -> ucs_status_t {
         (self.ucp_worker_arm)(worker)
     }
+    #[inline]
     pub unsafe fn ucp_worker_signal(&self, worker: ucp_worker_h) -> ucs_status_t {
         (self.ucp_worker_signal)(worker)
     }
+    #[inline]
     pub unsafe fn ucp_ep_create(
         &self,
         worker: ucp_worker_h,
@@ -262,12 +266,15 @@ impl Functions {
     ) -> ucs_status_t {
         (self.ucp_ep_create)(worker, params, ep_p)
     }
+    #[inline]
     pub unsafe fn ucp_ep_close_nbx(&self, ep: ucp_ep_h, param: *const ucp_request_param_t) -> ucs_status_ptr_t {
         (self.ucp_ep_close_nbx)(ep, param)
     }
+    #[inline]
     pub unsafe fn ucp_ep_flush_nbx(&self, ep: ucp_ep_h, param: *const ucp_request_param_t) -> ucs_status_ptr_t {
         (self.ucp_ep_flush_nbx)(ep, param)
     }
+    #[inline]
     pub unsafe fn ucp_tag_send_nbx(
         &self,
         ep: ucp_ep_h,
@@ -278,6 +285,7 @@ impl Functions {
     ) -> ucs_status_ptr_t {
         (self.ucp_tag_send_nbx)(ep, buffer, count, tag, param)
     }
+    #[inline]
     pub unsafe fn ucp_tag_recv_nbx(
         &self,
         worker: ucp_worker_h,
@@ -289,6 +297,7 @@ impl Functions {
     ) -> ucs_status_ptr_t {
         (self.ucp_tag_recv_nbx)(worker, buffer, count, tag, tag_mask, param)
     }
+    #[inline]
     pub unsafe fn ucp_tag_probe_nb(
         &self,
         worker: ucp_worker_h,
@@ -299,6 +308,7 @@ impl Functions {
     ) -> ucp_tag_message_h {
         (self.ucp_tag_probe_nb)(worker, tag, tag_mask, remove, info)
     }
+    #[inline]
     pub unsafe fn ucp_tag_msg_recv_nbx(
         &self,
         worker: ucp_worker_h,
@@ -309,9 +319,11 @@ impl Functions {
     ) -> ucs_status_ptr_t {
         (self.ucp_tag_msg_recv_nbx)(worker, buffer, count, message, param)
     }
+    #[inline]
     pub unsafe fn ucp_request_check_status(&self, request: *mut ::core::ffi::c_void) -> ucs_status_t {
         (self.ucp_request_check_status)(request)
     }
+    #[inline]
     pub unsafe fn ucp_tag_recv_request_test(
         &self,
         request: *mut ::core::ffi::c_void,
@@ -319,12 +331,15 @@ impl Functions {
     ) -> ucs_status_t {
         (self.ucp_tag_recv_request_test)(request, info)
     }
+    #[inline]
     pub unsafe fn ucp_request_cancel(&self, worker: ucp_worker_h, request: *mut ::core::ffi::c_void) {
         (self.ucp_request_cancel)(worker, request)
     }
+    #[inline]
     pub unsafe fn ucp_request_free(&self, request: *mut ::core::ffi::c_void) {
         (self.ucp_request_free)(request)
     }
+    #[inline]
     pub unsafe fn ucp_worker_flush_nbx(
         &self,
         worker: ucp_worker_h,

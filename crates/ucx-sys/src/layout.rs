@@ -284,22 +284,6 @@ pub mod ucp_ep_close_flags_t {
     pub type Type = ::core::ffi::c_uint;
     pub const UCP_EP_CLOSE_FLAG_FORCE: Type = 1;
 }
-pub mod ucp_context_attr_field {
-    pub type Type = ::core::ffi::c_uint;
-    pub const UCP_ATTR_FIELD_REQUEST_SIZE: Type = 1;
-    pub const UCP_ATTR_FIELD_THREAD_MODE: Type = 2;
-    pub const UCP_ATTR_FIELD_MEMORY_TYPES: Type = 4;
-    pub const UCP_ATTR_FIELD_NAME: Type = 8;
-}
-pub mod ucp_worker_attr_field {
-    pub type Type = ::core::ffi::c_uint;
-    pub const UCP_WORKER_ATTR_FIELD_THREAD_MODE: Type = 1;
-    pub const UCP_WORKER_ATTR_FIELD_ADDRESS: Type = 2;
-    pub const UCP_WORKER_ATTR_FIELD_ADDRESS_FLAGS: Type = 4;
-    pub const UCP_WORKER_ATTR_FIELD_MAX_AM_HEADER: Type = 8;
-    pub const UCP_WORKER_ATTR_FIELD_NAME: Type = 16;
-    pub const UCP_WORKER_ATTR_FIELD_MAX_INFO_STRING: Type = 32;
-}
 pub mod ucp_dt_type {
     pub type Type = ::core::ffi::c_uint;
     pub const UCP_DATATYPE_CONTIG: Type = 0;
@@ -358,59 +342,6 @@ const _: () = {
     ["Offset of field: ucp_params::name"][::core::mem::offset_of!(ucp_params, name) - 72usize];
 };
 pub type ucp_params_t = ucp_params;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ucp_context_attr {
-    pub field_mask: u64,
-    pub request_size: usize,
-    pub thread_mode: ucs_thread_mode_t::Type,
-    pub memory_types: u64,
-    pub name: [::core::ffi::c_char; 32usize],
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ucp_context_attr"][::core::mem::size_of::<ucp_context_attr>() - 64usize];
-    ["Alignment of ucp_context_attr"][::core::mem::align_of::<ucp_context_attr>() - 8usize];
-    ["Offset of field: ucp_context_attr::field_mask"][::core::mem::offset_of!(ucp_context_attr, field_mask) - 0usize];
-    ["Offset of field: ucp_context_attr::request_size"]
-        [::core::mem::offset_of!(ucp_context_attr, request_size) - 8usize];
-    ["Offset of field: ucp_context_attr::thread_mode"]
-        [::core::mem::offset_of!(ucp_context_attr, thread_mode) - 16usize];
-    ["Offset of field: ucp_context_attr::memory_types"]
-        [::core::mem::offset_of!(ucp_context_attr, memory_types) - 24usize];
-    ["Offset of field: ucp_context_attr::name"][::core::mem::offset_of!(ucp_context_attr, name) - 32usize];
-};
-pub type ucp_context_attr_t = ucp_context_attr;
-#[repr(C)]
-#[derive(Debug, Copy, Clone)]
-pub struct ucp_worker_attr {
-    pub field_mask: u64,
-    pub thread_mode: ucs_thread_mode_t::Type,
-    pub address_flags: u32,
-    pub address: *mut ucp_address_t,
-    pub address_length: usize,
-    pub max_am_header: usize,
-    pub name: [::core::ffi::c_char; 32usize],
-    pub max_debug_string: usize,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    ["Size of ucp_worker_attr"][::core::mem::size_of::<ucp_worker_attr>() - 80usize];
-    ["Alignment of ucp_worker_attr"][::core::mem::align_of::<ucp_worker_attr>() - 8usize];
-    ["Offset of field: ucp_worker_attr::field_mask"][::core::mem::offset_of!(ucp_worker_attr, field_mask) - 0usize];
-    ["Offset of field: ucp_worker_attr::thread_mode"][::core::mem::offset_of!(ucp_worker_attr, thread_mode) - 8usize];
-    ["Offset of field: ucp_worker_attr::address_flags"]
-        [::core::mem::offset_of!(ucp_worker_attr, address_flags) - 12usize];
-    ["Offset of field: ucp_worker_attr::address"][::core::mem::offset_of!(ucp_worker_attr, address) - 16usize];
-    ["Offset of field: ucp_worker_attr::address_length"]
-        [::core::mem::offset_of!(ucp_worker_attr, address_length) - 24usize];
-    ["Offset of field: ucp_worker_attr::max_am_header"]
-        [::core::mem::offset_of!(ucp_worker_attr, max_am_header) - 32usize];
-    ["Offset of field: ucp_worker_attr::name"][::core::mem::offset_of!(ucp_worker_attr, name) - 40usize];
-    ["Offset of field: ucp_worker_attr::max_debug_string"]
-        [::core::mem::offset_of!(ucp_worker_attr, max_debug_string) - 72usize];
-};
-pub type ucp_worker_attr_t = ucp_worker_attr;
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct ucp_worker_params {

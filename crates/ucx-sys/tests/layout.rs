@@ -21,9 +21,7 @@ fn structures_are_those_of_the_installed_headers() {
     let mut rows = rows! {
         ucp_params_t { field_mask, features, request_size, request_init, request_cleanup, tag_sender_mask, mt_workers_shared,
             estimated_num_eps, estimated_num_ppn, name }
-        ucp_context_attr_t { field_mask, request_size, thread_mode, memory_types, name }
         ucp_worker_params_t { field_mask, thread_mode, cpu_mask, events, user_data, event_fd, flags, name, am_alignment, client_id }
-        ucp_worker_attr_t { field_mask, thread_mode, address_flags, address, address_length, max_am_header, name, max_debug_string }
         ucp_ep_params_t { field_mask, address, err_mode, err_handler, user_data, flags, sockaddr, conn_request, name, local_sockaddr }
         ucp_request_param_t { op_attr_mask, flags, request, cb, datatype, user_data, reply_buffer, memory_type, recv_info, memh }
         ucp_tag_recv_info_t { sender_tag, length }

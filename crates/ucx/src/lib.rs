@@ -7,6 +7,8 @@
 //! | `worker.rs`, `peer.rs` | a worker for each rank, an endpoint for each peer |
 //! | `meeting.rs` | how the ranks learn each other's addresses |
 //! | `transport.rs`, `request.rs` | [`UcxTransport`]: what plans of `rankwise-schedule` run on |
+//! | `first.rs` | the first message of a call, with its descriptor |
+//! | `discarded.rs` | messages that nobody wants |
 //! | `watch.rs` | [`Watch`]: waiting, with an eye on the others and on the clock |
 //!
 //! It has no collectives: those are plans. UCX is found when the program runs; `RANKWISE_UCX_LIBRARY` names another one than the system's.
@@ -25,9 +27,19 @@
 //!
 //! # Death
 //!
-//! On one host UCX does not watch connections (`UCP_ERR_HANDLING_MODE_NONE`): its shared memory can't, and asked to it falls back to TCP. Between hosts it does
-//! (`PEER`). In both cases [`Watch`] asks the world, which knows from the kernel.
+//! On one host UCX does not watch connections (`UCP_ERR_HANDLING_MODE_NONE`): its shared memory can't, and asked to it fails, or falls back to TCP where it may:
+//! 8 bytes then take 4.0 us for half a round trip instead of 0.14, and 16 MiB 3.7 ms instead of 2.2. Over TCP alone it makes no difference (4.0 us either
+//! way). Between hosts UCX does watch (`PEER`). In both cases [`Watch`] asks the world, which knows from the kernel, every 10 ms: in the tests a
+//! receive from a rank that has died ends 10 to 12 ms after the wait began, a send that nobody takes within 33 ms.
+//!
+//! # Threads
+//!
+//! [`UcxTransport`] may be used by one thread at a time (`UCS_THREAD_MODE_SERIALIZED`), and is behind the lock of whoever shares it: the executor of plans needs
+//! that lock anyway, one for a whole pass. With `UCS_THREAD_MODE_MULTI` UCX would take one of its own in every call: 12 ns more for half a round trip of
+//! 8 bytes, which takes 94 ns over shared memory.
 
+mod discarded;
+mod first;
 mod library;
 mod log;
 mod meeting;

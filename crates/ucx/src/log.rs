@@ -1,7 +1,10 @@
-//! What UCX has to say, kept for errors instead of being printed on standard output.
+//! What UCX has to say, kept for errors and for `tracing` instead of being printed on standard output.
+//!
+//! Who sets `UCX_LOG_LEVEL` or `UCX_LOG_FILE` gets what is no part of an error from UCX itself. The handler sees the log of all that use UCX in this process.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use ucx_sys::Ucx;
 
 /// UCX's level of warnings; errors are below.
@@ -19,11 +22,17 @@ thread_local! {
     static HEARD: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
 }
 
+/// Whether what nobody listens to is left to UCX.
+static LEFT_TO_UCX: AtomicBool = AtomicBool::new(false);
+
 /// Installs the handler, once for the process. It stays: UCX's list of handlers is not made for threads.
 pub(crate) fn install(ucx: &Ucx) {
     if cfg!(any(target_arch = "x86_64", target_arch = "aarch64"))
         && let Some(push) = ucx.push_log_handler
     {
+        let set = ["UCX_LOG_LEVEL", "UCX_LOG_FILE"].iter().any(|name| std::env::var_os(name).is_some());
+        // Relaxed: a message that is handled by the old value is printed, no more.
+        LEFT_TO_UCX.store(set, Ordering::Relaxed);
         // SAFETY: the handler keeps to the type's promise.
         unsafe { push(handle) };
     }
@@ -51,18 +60,22 @@ unsafe extern "C" fn handle(
     if level > WARNING {
         return PASS_ON;
     }
-    // A thread that is ending has no place any more.
-    let heard = HEARD.try_with(|heard| {
-        let Ok(mut heard) = heard.try_borrow_mut() else { return false };
-        let Some(heard) = heard.as_mut() else { return false };
-        let mut text = [0 as c_char; LONGEST];
-        // SAFETY: format and arguments belong together and are used once, since nobody after us gets them; the text has the room.
-        let length = unsafe { vsnprintf(text.as_mut_ptr(), LONGEST, format, arguments) };
-        if length >= 0 {
-            // SAFETY: vsnprintf ends the text with a zero.
-            heard.push(unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().trim().to_string());
-        }
-        true
-    });
-    if heard == Ok(true) { STOP } else { PASS_ON }
+    // A thread that is ending has no place any more, and then nobody listens.
+    let listens = HEARD.try_with(|heard| heard.try_borrow().is_ok_and(|heard| heard.is_some())).unwrap_or(false);
+    if !listens && LEFT_TO_UCX.load(Ordering::Relaxed) {
+        return PASS_ON;
+    }
+    let mut text = [0 as c_char; LONGEST];
+    // SAFETY: format and arguments belong together and are used once, since nobody after us gets them; the text has the room.
+    if unsafe { vsnprintf(text.as_mut_ptr(), LONGEST, format, arguments) } < 0 {
+        return STOP;
+    }
+    // SAFETY: vsnprintf ends the text with a zero.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy();
+    if listens {
+        HEARD.with_borrow_mut(|heard| heard.iter_mut().for_each(|heard| heard.push(text.trim().to_string())));
+    } else {
+        tracing::warn!("UCX: {}", text.trim());
+    }
+    STOP
 }

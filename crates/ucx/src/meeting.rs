@@ -1,5 +1,6 @@
 //! How ranks tell each other the addresses of their workers.
 
+use crate::settings;
 use rankwise_core::{Error, ErrorKind, Group, Result};
 use rankwise_world::{Attachment, MAX_PAYLOAD, World};
 use std::time::{Duration, Instant};
@@ -11,8 +12,8 @@ const PROTOCOL: u32 = 1;
 pub(crate) type Settings = Vec<(&'static str, String)>;
 
 /// What the ranks must have in common: library and transports.
-pub(crate) fn settings(version: (u32, u32, u32)) -> Settings {
-    let transports = std::env::var_os("UCX_TLS").map_or("not set".into(), |value| value.to_string_lossy().into_owned());
+pub(crate) fn ours(version: (u32, u32, u32)) -> Settings {
+    let transports = settings::read("UCX_TLS").unwrap_or_else(|| "not set".into());
     vec![
         ("protocol of the ucx backend", PROTOCOL.to_string()),
         ("version of UCX", format!("{}.{}", version.0, version.1)),
@@ -124,7 +125,7 @@ mod tests {
         let long = Duration::from_secs(60);
         let results = World::threads(3, |world| {
             let version = if world.rank() == 2 { (1, 22, 0) } else { (1, 13, 1) };
-            exchange(&world, Ok((settings(version), vec![world.rank() as u8; 5000])), long)
+            exchange(&world, Ok((ours(version), vec![world.rank() as u8; 5000])), long)
         });
         for (rank, result) in results.unwrap().into_iter().enumerate() {
             let error = result.unwrap_err();
@@ -134,7 +135,7 @@ mod tests {
         }
         let results = World::threads(2, |world| {
             let mine = match world.rank() {
-                0 => Ok((settings((1, 13, 1)), vec![7; 100])),
+                0 => Ok((ours((1, 13, 1)), vec![7; 100])),
                 _ => Err(Error::config("no such device")),
             };
             exchange(&world, mine, long)
@@ -147,7 +148,7 @@ mod tests {
             errors[0]
         );
         let results = World::threads(2, |world| {
-            exchange(&world, Ok((settings((1, 13, 1)), vec![world.rank() as u8; 100 + 5000 * world.rank()])), long)
+            exchange(&world, Ok((ours((1, 13, 1)), vec![world.rank() as u8; 100 + 5000 * world.rank()])), long)
         });
         for result in results.unwrap() {
             let addresses = result.unwrap();

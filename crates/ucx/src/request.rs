@@ -13,15 +13,19 @@ pub(crate) const TOGETHER: usize = 4096;
 /// Bytes of a descriptor on its way: three words, and the length of the payload.
 pub(crate) const HEAD: usize = 32;
 
-/// A descriptor with a short payload. Its memory is ours, since UCX may use it longer than the call that made it.
+/// A descriptor with a short payload on its way. Its memory is ours, since UCX may use it longer than the call that made it.
 #[repr(C, align(64))]
 pub(crate) struct Staging {
     pub(crate) bytes: [u8; HEAD + TOGETHER],
+    /// UCX's request.
+    pub(crate) head: *mut c_void,
+    /// The descriptor that a receiver expects.
+    pub(crate) words: Words,
 }
 
 impl Staging {
     pub(crate) fn new() -> Box<Staging> {
-        Box::new(Staging { bytes: [0; HEAD + TOGETHER] })
+        Box::new(Staging { bytes: [0; HEAD + TOGETHER], head: null_mut(), words: [0; 3] })
     }
 
     pub(crate) fn set_head(&mut self, words: Words, payload: usize) {
@@ -46,57 +50,65 @@ impl Staging {
 ///
 /// Not tested to its end, it leaves the lent memory lent, and its own memory is never freed.
 pub struct Request {
-    pub(crate) peer: usize,
-    pub(crate) sends: bool,
-    pub(crate) tag: u64,
-    pub(crate) lent: Lent,
-    /// The descriptor, on the first message of a call.
-    pub(crate) words: Option<Words>,
-    /// The message with the descriptor. Null when there is none or it is done.
-    pub(crate) head: *mut c_void,
-    /// Its memory, until it is done.
-    pub(crate) staging: Option<Box<Staging>>,
-    /// The payload, as above.
+    /// The payload or the whole, as UCX's request. Null when there is none or it is done.
     pub(crate) body: *mut c_void,
-    /// A payload of another call follows, to be thrown away.
-    pub(crate) discards: bool,
-    /// When the end was asked for.
-    pub(crate) cancelled: Option<Duration>,
+    pub(crate) lent: Lent,
+    /// The message with the descriptor, until it is done.
+    pub(crate) staging: Option<Box<Staging>>,
     /// Told when both messages are done.
     pub(crate) error: Option<Error>,
+    pub(crate) tag: u64,
+    /// Its end was asked for.
+    pub(crate) cancelled: bool,
+    /// When, and after how many empty passes of progress, the death of the other side was known.
+    pub(crate) dead: Option<(Duration, u64)>,
+    pub(crate) peer: u32,
+    pub(crate) sends: bool,
+    /// A payload of another call follows, to be thrown away.
+    pub(crate) discards: bool,
 }
 
 // SAFETY: requests of UCX belong to a worker, not to a thread; they are given to the transport only, which one thread at a time uses.
 unsafe impl Send for Request {}
 
 impl Request {
-    pub(crate) fn new(peer: usize, sends: bool, tag: u64, lent: Lent, words: Option<Words>) -> Request {
+    #[inline]
+    pub(crate) fn new(peer: usize, sends: bool, tag: u64, lent: Lent) -> Request {
+        let peer = peer as u32;
         Request {
+            body: null_mut(),
+            lent,
+            staging: None,
+            error: None,
+            tag,
+            cancelled: false,
+            dead: None,
             peer,
             sends,
-            tag,
-            lent,
-            words,
-            head: null_mut(),
-            staging: None,
-            body: null_mut(),
             discards: false,
-            cancelled: None,
-            error: None,
         }
     }
 
     /// Whether both messages are done.
     #[inline]
     pub(crate) fn is_done(&self) -> bool {
-        self.head.is_null() && self.body.is_null()
+        self.staging.is_none() && self.body.is_null()
+    }
+
+    #[inline]
+    pub(crate) fn peer(&self) -> usize {
+        self.peer as usize
+    }
+
+    #[inline]
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled
     }
 }
 
 impl Drop for Request {
     fn drop(&mut self) {
-        if !self.head.is_null() {
-            std::mem::forget(self.staging.take());
-        }
+        // UCX still uses it.
+        std::mem::forget(self.staging.take());
     }
 }

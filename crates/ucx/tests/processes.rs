@@ -65,7 +65,9 @@ fn as_a_rank() {
         Ok("exchange") => exchanges(),
         Ok("mismatch") => mismatches(),
         Ok("cancel") => cancels(),
-        Ok("death") => a_peer_dies(),
+        Ok("death") => a_peer_dies(false),
+        Ok("late-death") => a_peer_dies(true),
+        Ok("plan") => a_plan_runs(),
         Ok("traces") => leaves_traces(),
         Ok("settings") => settings(),
         Ok(other) => panic!("unknown role {other}"),
@@ -293,10 +295,26 @@ fn what_is_cancelled_ends_and_its_memory_is_left_alone() {
     passes(2, "cancel");
 }
 
-/// Rank 1 dies with messages to and from it under way.
-fn a_peer_dies() {
+/// Large messages between all, so that every connection is complete.
+fn exchange_much(transport: &UcxTransport, sequence: u64) {
+    let (me, n) = (transport.world().rank(), transport.world().size());
+    let mine = pattern(me, 1 << 20);
+    let mut theirs = vec![vec![0; mine.len()]; n];
+    let at = |peer| envelope(peer, tag(sequence, 3), None);
+    let receives: Vec<_> =
+        theirs.iter_mut().enumerate().map(|(peer, place)| receive(transport, at(peer), place)).collect();
+    let sends: Vec<_> = (0..n).map(|peer| send(transport, at(peer), &mine)).collect();
+    receives.into_iter().chain(sends).for_each(|request| finish(transport, request));
+    assert!((0..n).all(|peer| theirs[peer] == pattern(peer, mine.len())));
+}
+
+/// Rank 1 dies with messages to and from it under way, before or after its connections are complete.
+fn a_peer_dies(connected: bool) {
     let transport = join();
     let me = transport.world().rank();
+    if connected {
+        exchange_much(&transport, 0);
+    }
     meet(&transport, 1);
     if me == 1 {
         // SAFETY: ends the process at once, like a crash: no handler runs.
@@ -332,22 +350,61 @@ fn a_dead_peer_is_lost_and_the_others_go_on() {
     if is_absent() {
         return;
     }
-    for transports in TRANSPORTS {
-        for watching in ["ours", "ucx"] {
-            if (transports, watching) == (Some("shm,self"), "ucx") {
+    for transports in [None, Some("shm,self"), Some("tcp"), Some("shm,tcp,self")] {
+        for (role, watching) in [("death", "ours"), ("late-death", "ours"), ("death", "ucx"), ("late-death", "ucx")] {
+            if watching == "ucx" && transports.is_none_or(|list| !list.contains("tcp")) {
                 // Checked by `shared_memory_can_not_be_watched_by_ucx`.
                 continue;
             }
             let environment = transports.map(|list| ("UCX_TLS", list));
             let environment = [environment.as_slice(), &[(WATCHING, watching)]].concat();
-            let (outcome, lines) = run(3, "death", &environment);
-            println!("{transports:?} watched by {watching}:\n{lines}");
+            let (outcome, lines) = run(3, role, &environment);
+            println!("{role}, {transports:?} watched by {watching}:\n{lines}");
             assert_eq!(
                 outcome.exits,
                 [Exit::Code(0), Exit::Code(3), Exit::Code(0)],
-                "{transports:?} {watching}\n{lines}"
+                "{role} {transports:?} {watching}\n{lines}"
             );
         }
+    }
+}
+
+/// An operation of `rankwise-schedule`, from its plan to the right numbers.
+fn a_plan_runs() {
+    use rankwise_core::backend::{RawBuf, RawCall};
+    use rankwise_core::{DType, Group, OpKind, ReduceOp, descriptor};
+    use rankwise_schedule::{Algorithm, Choice, Executor, HostMemory, Stamp, Start, Status};
+    let transport = join();
+    let (me, n) = (transport.world().rank(), transport.world().size());
+    let group = Group::world(n);
+    let mut executor: Executor<UcxTransport, HostMemory> = Executor::new(transport);
+    for (sequence, count) in [1, 3, 1000, 4096, 300_000].into_iter().enumerate() {
+        let input: Vec<f64> = (0..count).map(|i| (i % 1000 + me) as f64).collect();
+        let mut output = vec![0.0; count];
+        let mut call = RawCall::new(OpKind::AllReduce, DType::F64, count);
+        call.op = Some(ReduceOp::Sum);
+        call.src = RawBuf::host(input.as_ptr().cast(), 8 * count);
+        call.dst = RawBuf::host(output.as_mut_ptr().cast(), 8 * count);
+        let stamp = Stamp { communicator: 1, sequence: sequence as u64, words: descriptor::words(&call, 0) };
+        let choice = Choice::whole(Algorithm::Ring);
+        let start = Start { group: &group, me, stamp, choice, deadline: Duration::MAX };
+        // SAFETY: the arrays live until the wait below says that the call is done.
+        let ticket =
+            unsafe { executor.start(&call, &start, |memory, plan| memory.arm(&call, n, plan.scratch())) }.unwrap();
+        let mut watch = Watch::new(executor.transport(), 0..n, LONG);
+        let status = executor.wait(ticket, |transport, fruitless| watch.pause(transport, fruitless));
+        assert!(matches!(status, Status::Done), "{status:?}");
+        executor.finish(ticket);
+        let sum = |i: usize| (n * (i % 1000) + n * (n - 1) / 2) as f64;
+        assert!(output.iter().enumerate().all(|(i, value)| *value == sum(i)));
+    }
+    meet(executor.transport(), 60_000);
+}
+
+#[test]
+fn plans_run_on_it() {
+    for ranks in [1, 2, 3] {
+        passes(ranks, "plan");
     }
 }
 
