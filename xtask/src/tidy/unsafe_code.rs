@@ -14,6 +14,7 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
     ("crates/schedule/src/operation.rs", "lends memory to a transport"),
     ("crates/schedule/src/executor.rs", "takes buffers as raw parts"),
     ("crates/schedule/src/loopback.rs", "a transport"),
+    ("crates/schedule/src/sim/", "a transport, its memory, and calls with real data"),
     ("crates/schedule/tests/", "buffers given as raw parts"),
     ("crates/world/", "record locks, forks, inherited descriptors and signals"),
     ("crates/shm/", "memory shared between processes"),
