@@ -35,6 +35,8 @@ pub fn backends() -> Vec<&'static dyn Driver> {
         rankwise_mpi::driver(),
         #[cfg(feature = "mpi-abi")]
         rankwise_mpi::abi_driver(),
+        #[cfg(feature = "ucx")]
+        rankwise_ucx::driver(),
     ]
 }
 

@@ -149,7 +149,7 @@ impl<R, M: Memory> Operation<R, M> {
     fn tell(&self, error: Error) -> Error {
         error
             .with_operation(self.plan.kind())
-            .with_group(&self.group, self.plan.me())
+            .with_group(&self.group, self.global(self.plan.me()))
             .with_sequence(self.stamp.sequence)
     }
 

@@ -2,19 +2,26 @@
 
 use crate::request::Request;
 use crate::transport::{Posted, UcxTransport};
+use rankwise_schedule::Tag;
+use rankwise_schedule::transport::PAIR_LANE;
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ptr::null_mut;
 use ucx_sys::*;
 
-/// The bits of a tag that [`Tag::pack`](rankwise_schedule::Tag::pack) gives to the communicator.
+/// The bits of a tag that [`Tag::pack`] gives to the communicator.
 const COMMUNICATOR: u64 = 0xffff << 32;
+/// And to the call.
+const SEQUENCE: u64 = 0xffff << 16;
+/// Those of both, and of the lane the one that all lanes of collectives lack.
+const CALL: u64 = COMMUNICATOR | SEQUENCE | 1 << 15;
 
-/// Messages of communicators that are given up.
+/// Messages of communicators and calls that are given up.
 #[derive(Default)]
 pub(crate) struct Discarded {
     pub(crate) any: Cell<bool>,
-    communicators: RefCell<Vec<u16>>,
+    /// Tags and the bits of them that count.
+    tags: RefCell<Vec<(u64, u64)>>,
     /// Requests that throw data away.
     pub(crate) under_way: RefCell<Vec<*mut c_void>>,
 }
@@ -22,13 +29,39 @@ pub(crate) struct Discarded {
 impl UcxTransport {
     /// From now on what arrives for a communicator and is not received is thrown away. This lets ranks go that send to one which has given up.
     pub fn abandon(&self, communicator: u16) {
-        self.discarded.communicators.borrow_mut().push(communicator);
+        self.discard_tag(u64::from(communicator) << 32, COMMUNICATOR);
+    }
+
+    /// As [`UcxTransport::abandon`], of one collective call.
+    pub fn abandon_call(&self, communicator: u16, sequence: u64) {
+        self.discard_tag(u64::from(communicator) << 32 | (sequence & 0xffff) << 16, CALL);
+    }
+
+    /// As [`UcxTransport::abandon_call`], of one message of a pair, sent by `from`.
+    pub fn abandon_message(&self, from: usize, communicator: u16, sequence: u64) {
+        let tag = Tag { communicator, sequence, lane: PAIR_LANE, round: 0 };
+        self.discard_tag(tag.pack(from as u16), !0xfff);
+    }
+
+    /// Takes [`UcxTransport::abandon_call`] and [`UcxTransport::abandon_message`] back for numbers that come again.
+    pub fn forget_call(&self, communicator: u16, sequence: u64) {
+        let call = u64::from(communicator) << 32 | (sequence & 0xffff) << 16;
+        let is_other = |(tag, bits): &(u64, u64)| *bits == COMMUNICATOR || tag & (COMMUNICATOR | SEQUENCE) != call;
+        self.discarded.tags.borrow_mut().retain(is_other);
+    }
+
+    fn discard_tag(&self, tag: u64, bits: u64) {
+        let mut tags = self.discarded.tags.borrow_mut();
+        if !tags.contains(&(tag, bits)) {
+            tags.push((tag, bits));
+        }
         self.discarded.any.set(true);
     }
 
     /// Takes [`UcxTransport::abandon`] back, before the number is used again.
     pub fn adopt(&self, communicator: u16) {
-        self.discarded.communicators.borrow_mut().retain(|abandoned| *abandoned != communicator);
+        let given_up = u64::from(communicator) << 32;
+        self.discarded.tags.borrow_mut().retain(|(tag, _)| tag & COMMUNICATOR != given_up);
     }
 
     /// Takes the payload of another call out of the way, when it comes.
@@ -47,17 +80,16 @@ impl UcxTransport {
     #[cold]
     pub(crate) fn discard(&self) -> bool {
         let mut under_way = self.discarded.under_way.borrow_mut();
-        let communicators = self.discarded.communicators.borrow();
+        let tags = self.discarded.tags.borrow();
         // SAFETY: requests of this worker, freed by the test that says they are done, and removed then.
         under_way.retain(|request| unsafe { self.worker.test(*request) }.is_none());
         let mut moved = false;
-        for communicator in communicators.iter() {
-            let tag = u64::from(*communicator) << 32;
+        for (tag, bits) in tags.iter() {
             loop {
                 let mut info = ucp_tag_recv_info_t { sender_tag: 0, length: 0 };
                 // SAFETY: the worker; the info is a place of ours.
                 let message =
-                    unsafe { self.worker.ucx.ucp_tag_probe_nb(self.worker.worker, tag, COMMUNICATOR, 1, &mut info) };
+                    unsafe { self.worker.ucx.ucp_tag_probe_nb(self.worker.worker, *tag, *bits, 1, &mut info) };
                 if message.is_null() {
                     break;
                 }
@@ -69,7 +101,7 @@ impl UcxTransport {
                 under_way.extend(UCS_PTR_IS_PTR(request).then_some(request));
             }
         }
-        self.discarded.any.set(!communicators.is_empty() || !under_way.is_empty());
+        self.discarded.any.set(!tags.is_empty() || !under_way.is_empty());
         moved
     }
 }

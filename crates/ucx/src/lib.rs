@@ -1,4 +1,4 @@
-//! Messages between the ranks of a world over UCX: RDMA, TCP, shared memory, without MPI.
+//! UCX backend of rankwise: messages between ranks over RDMA, TCP and shared memory, without MPI, and collectives as plans over them.
 //!
 //! | file | holds |
 //! |---|---|
@@ -9,9 +9,13 @@
 //! | `transport.rs`, `request.rs` | [`UcxTransport`]: what plans of `rankwise-schedule` run on |
 //! | `first.rs` | the first message of a call, with its descriptor |
 //! | `discarded.rs` | messages that nobody wants |
+//! | `word.rs` | short messages outside every call |
+//! | `backend.rs`, `communicator.rs` | the backend: [`driver`], communicators, works |
+//! | `engine.rs`, `core.rs`, `job.rs`, `channel.rs` | the lock, the calls of a rank, its communicators |
+//! | `spoken.rs`, `trouble.rs` | what members tell each other, and what they do about failures |
 //! | `watch.rs` | [`Watch`]: waiting, with an eye on the others and on the clock |
 //!
-//! It has no collectives: those are plans. UCX is found when the program runs; `RANKWISE_UCX_LIBRARY` names another one than the system's.
+//! UCX is found when the program runs; `RANKWISE_UCX_LIBRARY` names another one than the system's.
 //!
 //! # Tags
 //!
@@ -38,20 +42,31 @@
 //! that lock anyway, one for a whole pass. With `UCS_THREAD_MODE_MULTI` UCX would take one of its own in every call: 12 ns more for half a round trip of
 //! 8 bytes, which takes 94 ns over shared memory.
 
+mod backend;
+mod channel;
+mod communicator;
+mod core;
 mod discarded;
+mod engine;
 mod first;
+mod job;
 mod library;
 mod log;
 mod meeting;
 mod peer;
 mod request;
 mod settings;
+mod spoken;
 mod transport;
+mod trouble;
 mod watch;
+mod word;
 mod worker;
 
+pub use backend::driver;
 pub use library::{LIBRARY_VARIABLE, library};
 pub use peer::Watching;
 pub use request::Request;
 pub use transport::{Options, UcxTransport};
 pub use watch::{Stuck, Watch};
+pub use word::Word;

@@ -6,6 +6,7 @@ use crate::meeting;
 use crate::peer::{Peer, Watching};
 use crate::request::{Request, Staging};
 use crate::settings::{self, Transports};
+use crate::word::UnderWay;
 use crate::worker::Worker;
 use rankwise_core::{Error, ErrorKind, Result};
 use rankwise_schedule::{Envelope, Lent, Tag, Transport};
@@ -21,7 +22,7 @@ use ucx_sys::*;
 const WHOLE: u64 = u64::MAX;
 
 /// After the death of a rank is known, what it had written before may still lie in a queue of ours, and UCX copies it into the memory of a
-/// receive that was cancelled: measured up to 146 passes of progress and 6 MB, and never after a pass that found nothing to do.
+/// receive that was cancelled: measured up to 146 passes of progress and 6 MB, and in nine runs never after a pass that found nothing to do.
 const EMPTY_PASSES: u64 = 32;
 /// And how long that lasts at least.
 const RATTLE: Duration = Duration::from_millis(20);
@@ -46,6 +47,7 @@ pub struct UcxTransport {
     empty_passes: Cell<u64>,
     pub(crate) spare: RefCell<Vec<Box<Staging>>>,
     pub(crate) discarded: Discarded,
+    pub(crate) words: RefCell<Vec<UnderWay>>,
     /// All transports are known to leave memory alone once the process at the other end is gone.
     dead_peers_are_quiet: bool,
 }
@@ -123,6 +125,7 @@ impl UcxTransport {
             empty_passes: Cell::new(0),
             spare: RefCell::default(),
             discarded: Discarded::default(),
+            words: RefCell::default(),
             dead_peers_are_quiet,
         })
     }

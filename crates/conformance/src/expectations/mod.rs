@@ -79,9 +79,10 @@ struct Written {
 }
 
 /// The files of the backends of this workspace, by name.
-const BUILT_IN: [(&str, &str); 2] = [
+const BUILT_IN: [(&str, &str); 3] = [
     ("expected/shm.toml", include_str!("../../expected/shm.toml")),
     ("expected/mpi.toml", include_str!("../../expected/mpi.toml")),
+    ("expected/ucx.toml", include_str!("../../expected/ucx.toml")),
 ];
 
 impl Expectations {
