@@ -42,6 +42,13 @@ pub(crate) fn bench(arguments: &[String]) -> Outcome {
 fn mpi_for(wanted: Option<&str>) -> Result<Option<Mpi>, String> {
     match (wanted, mpi::find()) {
         (Some(wanted), _) if !names(wanted, "mpi") => Ok(None),
+        (None, Ok(mpi)) => Ok(match mpi.refuses() {
+            Some(why) => {
+                eprintln!("skipped: backend mpi: {why}");
+                None
+            }
+            None => Some(mpi),
+        }),
         (_, Ok(mpi)) => Ok(Some(mpi)),
         (Some(_), Err(why)) => Err(format!("backend mpi: {why}")),
         (None, Err(why)) => {

@@ -2,6 +2,7 @@
 
 use crate::machine::{has_program, target_directory};
 use std::env;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -38,6 +39,24 @@ pub(crate) fn find() -> Result<Mpi, String> {
     }
     let name = name(&wrapper, &String::from_utf8_lossy(&shown.stdout));
     Ok(Mpi { wrapper, target: target_directory().join(format!("mpi-{name}")) })
+}
+
+impl Mpi {
+    /// Why its launcher would start nothing here: Open MPI's refuses root, as in containers, unless told twice.
+    pub(crate) fn refuses(&self) -> Option<String> {
+        let told = ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"];
+        let is_open_mpi = self.target.ends_with("mpi-openmpi");
+        refusal(is_open_mpi, is_root(), &|name| env::var_os(name).is_some(), told)
+    }
+}
+
+fn refusal(is_open_mpi: bool, is_root: bool, is_set: &dyn Fn(&str) -> bool, told: [&str; 2]) -> Option<String> {
+    (is_open_mpi && is_root && !told.into_iter().all(is_set))
+        .then(|| format!("Open MPI's mpirun refuses to start programs as root without {} and {}", told[0], told[1]))
+}
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").is_ok_and(|process| process.uid() == 0)
 }
 
 /// `MPICC` where it is set, else the first that is installed.
@@ -100,6 +119,17 @@ fn holds(dir: &Path, wanted: impl Fn(&str) -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn root_is_refused_by_open_mpi_alone_and_until_it_is_told_twice() {
+        let told = ["A", "B"];
+        let says =
+            |is_open_mpi, is_root, set: &[&str]| refusal(is_open_mpi, is_root, &|name| set.contains(&name), told);
+        assert!(says(true, true, &["A"]).is_some_and(|why| why.contains("as root without A and B")));
+        assert_eq!(says(true, true, &["A", "B"]), None);
+        assert_eq!(says(false, true, &[]), None);
+        assert_eq!(says(true, false, &[]), None);
+    }
 
     #[test]
     fn the_wrapper_is_the_named_or_the_first_installed() {
