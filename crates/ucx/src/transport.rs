@@ -319,7 +319,7 @@ pub(crate) fn other_length(peer: usize, sent: Option<u64>, expected: usize) -> E
 }
 
 // SAFETY: lent memory is given to UCX, which touches it until the request is done; a request is reported as ended when UCX says that it is
-// done, or when nobody is left who could ask UCX for the data (`give_up`). Payloads that came with a descriptor are copied into lent memory after
+// done, or when the other side is dead and UCX has found nothing more to do many times (`give_up`), which was measured, not promised by UCX. Payloads that came with a descriptor are copied into lent memory after
 // their length was found to be that of the memory, while the request is not yet reported as ended.
 unsafe impl Transport for UcxTransport {
     type Request = Request;
